@@ -1,0 +1,43 @@
+"""The paper's Greek for torch's words: the one place where code names meet symbols."""
+
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import sympy as sp
+
+from rwsim.optimizers.rule import UpdateRule
+
+eta, lam = sp.symbols("eta lambda", positive=True)
+alpha = sp.Symbol("alpha", nonnegative=True)
+beta1, beta2 = sp.symbols("beta_1 beta_2", nonnegative=True)
+epsilon = sp.Symbol("epsilon", nonnegative=True)
+C = sp.Symbol("C", positive=True, integer=True)
+t = sp.Symbol("t", positive=True, integer=True)
+
+# Moments that the closed forms are functions of.
+grad_sq = sp.Symbol("G", positive=True)  # E g_c^2 of one coordinate
+normalizer = sp.Symbol("D", positive=True)  # sqrt(v^), or the deviation of a sign's argument times sqrt(pi/2)
+
+GREEK: Mapping[str, Any] = MappingProxyType({"lr": eta, "weight_decay": lam, "momentum": alpha, "betas": (beta1, beta2), "eps": epsilon})
+
+
+def hyper_symbols(rule: type[UpdateRule]) -> SimpleNamespace:
+    """The rule's hyperparameters as symbols; a name without Greek keeps its own name."""
+    symbols = {}
+    for key, default in rule.hyper.items():
+        if key in GREEK:
+            symbols[key] = GREEK[key]
+        elif isinstance(default, tuple):
+            symbols[key] = tuple(sp.Symbol(f"{key}_{i + 1}", real=True) for i in range(len(default)))
+        else:
+            symbols[key] = sp.Symbol(key, real=True)
+    return SimpleNamespace(**symbols)
+
+
+def flat(namespace: SimpleNamespace) -> tuple[Any, ...]:
+    """Hyperparameters in declaration order, pairs unrolled: the argument order of every lambdified form."""
+    entries: list[Any] = []
+    for value in vars(namespace).values():
+        entries.extend(value if isinstance(value, tuple) else (value,))
+    return tuple(entries)
