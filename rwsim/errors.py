@@ -38,6 +38,10 @@ class NoEquilibrium(RwsimError, ValueError):
     """Legal hyperparameters under which no equilibrium exists (lr or weight decay 0, or an unstable recurrence)."""
 
 
+class Unavailable(RwsimError, ValueError):
+    """An engine or device that was asked for is not there; the message names what is."""
+
+
 class WalkStopped(RwsimError):
     """A walk ended before its last step. `walk` holds what was measured up to `step`."""
 

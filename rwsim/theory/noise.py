@@ -5,6 +5,7 @@ Axes here are (neuron, dim) without time and config; an axis of length 1 broadca
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +63,14 @@ class ToySystem:
     def fan_in(self) -> int:
         return self.gamma_in.shape[-1]
 
+    @cached_property
+    def _gamma_sq(self) -> Array:
+        return self.gamma_in**2
+
+    @cached_property
+    def _numerator(self) -> Array:
+        return self.scale_sq * self._gamma_sq
+
     @property
     def scale_sq(self) -> Array:
         """gamma_out^2 s^2 B (B-2)/(B-3), shape (neuron, 1): E||g||^2 ||w~||^2 / (gamma_in-weighted dimension)."""
@@ -70,9 +79,9 @@ class ToySystem:
 
     def second_moment(self, spread: Array) -> Array:
         """E g_c^2 with w_c^2 at its mean `spread` (E w_c^2), shape (neuron, dim)."""
-        gamma_sq = self.gamma_in**2
-        effective = (gamma_sq * spread).sum(-1, keepdims=True)
-        return self.scale_sq * gamma_sq * (1 - gamma_sq * spread / effective) / effective
+        scaled = self._gamma_sq * spread
+        effective = scaled.sum(-1, keepdims=True)
+        return self._numerator * (1 - scaled / effective) / effective
 
     def length_squared(self, nodes: int = 12) -> tuple[Array, Array]:
         """Gauss nodes and weights of the chi-square ratio, scaled to mean 1.

@@ -1,0 +1,1 @@
+"""Error bars and verdicts: autocorrelation time, Monte Carlo standard error, equivalence."""

@@ -1,0 +1,1 @@
+"""The simulator: the toy system, the engines that walk it, and what they measure."""

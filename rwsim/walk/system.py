@@ -1,0 +1,184 @@
+"""The paper's toy system (appendix F) and the gradients it gives its weights.
+
+f(X) = gamma_out * N(W (gamma_in * X)), N batch norm, X and the output gradients i.i.d. normal. Axes: (config, neuron,
+dim); the neurons of several layers lie one layer after the other along the neuron axis.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rwsim.errors import InvalidArgument
+from rwsim.theory.noise import GradientLaw, IdealWalk, ToySystem
+
+Weight = Float[Tensor, "config neuron dim"]
+Gradient = Callable[[Tensor], Tensor]
+GRADIENTS = ("marginal", "faithful", "gaussian")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of the toy system: sizes and its realised gammas.
+
+    Attributes:
+        gamma_in: Input scales, shape (dim,).
+        gamma_out: Output scales, shape (neuron,).
+        batch: B >= 4 (the second moment of the gradient is infinite below).
+        loss_scale: Factor on the output gradients, > 0.
+
+    Raises:
+        InvalidArgument: A size or scale out of range.
+
+    Example:
+        >>> Layer.draw(fan_in=16, neurons=4, batch=32, seed=0).gamma_in.shape
+        (16,)
+    """
+
+    gamma_in: Float[np.ndarray, " dim"]
+    gamma_out: Float[np.ndarray, " neuron"]
+    batch: int = 32
+    loss_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.fan_in < 2:
+            raise InvalidArgument("fan_in", "must be at least 2 (one coordinate cannot rotate)", self.fan_in, "give a larger fan-in")
+        if self.neurons < 1:
+            raise InvalidArgument("neurons", "must be at least 1", self.neurons)
+        if self.batch < 4:
+            raise InvalidArgument("batch", "must be at least 4 (the gradient's second moment is infinite below)", self.batch)
+        if not (0 < self.loss_scale < math.inf):
+            raise InvalidArgument("loss_scale", "must lie in (0, inf)", self.loss_scale)
+        for name in ("gamma_in", "gamma_out"):
+            if not (np.isfinite(getattr(self, name)).all() and (getattr(self, name) != 0).all()):
+                raise InvalidArgument(name, "must be finite and without zeros", getattr(self, name))
+
+    @classmethod
+    def draw(cls, fan_in: int, neurons: int, batch: int = 32, loss_scale: float = 1.0, gamma: str = "normal", seed: int = 0) -> "Layer":
+        """A layer whose gammas are standard normal draws of `seed` (the paper's), or all one (``"uniform"``)."""
+        if gamma == "uniform":
+            return cls(np.ones(max(fan_in, 0)), np.ones(max(neurons, 0)), batch, loss_scale)
+        if gamma != "normal":
+            raise InvalidArgument("gamma", "must be one of normal, uniform", gamma)
+        rng = np.random.default_rng([seed, 0])
+        return cls(rng.standard_normal(max(fan_in, 0)), rng.standard_normal(max(neurons, 0)), batch, loss_scale)
+
+    @property
+    def fan_in(self) -> int:
+        return len(self.gamma_in)
+
+    @property
+    def neurons(self) -> int:
+        return len(self.gamma_out)
+
+    def law(self, gradient: str) -> GradientLaw:
+        """What the theory needs to know of this layer's gradients."""
+        if gradient == "gaussian":
+            return IdealWalk(self.fan_in, self.neurons)
+        return ToySystem(self.gamma_in[None, :], self.gamma_out[:, None], self.batch, self.loss_scale, self.neurons)
+
+    def start(self, configs: int, layers: int, generator: torch.Generator, dtype: torch.dtype) -> Weight:
+        """torch's default for a linear layer: uniform in [-1/sqrt(C), 1/sqrt(C)]."""
+        shape = (configs, layers * self.neurons, self.fan_in)
+        unit = torch.rand(shape, generator=generator, dtype=dtype, device=generator.device)
+        return (2 * unit - 1) / math.sqrt(self.fan_in)
+
+    @property
+    def start_sq(self) -> float:
+        """E w_c^2 of `start`."""
+        return 1 / (3 * self.fan_in)
+
+    def gradient(self, kind: str, generator: torch.Generator, dtype: torch.dtype = torch.float32, layers: int = 1) -> Gradient:
+        """A function weight -> gradient that draws from `generator`, on the generator's device.
+
+        Args:
+            kind: ``"marginal"`` (the exact law of one neuron), ``"faithful"`` (inputs, batch norm and backpropagation;
+                the neurons of a layer share their inputs) or ``"gaussian"`` (free i.i.d., unit variance).
+            generator: Source of every random number.
+            dtype: float32 or float64.
+            layers: Number of layers along the neuron axis.
+        """
+        if kind not in GRADIENTS:
+            raise InvalidArgument("gradient", f"must be one of {', '.join(GRADIENTS)}", kind)
+        if kind == "gaussian":
+            return lambda weight: torch.randn(weight.shape, generator=generator, dtype=dtype, device=weight.device)
+        gamma_in = torch.as_tensor(self.gamma_in, dtype=dtype, device=generator.device)
+        scale = self.gamma_out * self.loss_scale / (self.neurons * self.batch)
+        gamma_out = torch.as_tensor(np.tile(scale, layers), dtype=dtype, device=generator.device)
+        if kind == "marginal":
+            return _Marginal(gamma_in, gamma_out, self.batch, generator)
+        return lambda weight: faithful_gradient(weight, gamma_in, gamma_out, self.batch, layers, generator)
+
+
+def faithful_gradient(
+    weight: Weight,
+    gamma_in: Float[Tensor, " dim"],
+    gamma_out: Float[Tensor, " neuron"],
+    batch: int,
+    layers: int,
+    generator: torch.Generator,
+) -> Weight:
+    """Backpropagation through W (gamma_in * X) and batch norm (eps = 0), fresh X and output gradients each call.
+
+    Args:
+        weight: Rows of all layers, shape (config, layers * K, dim).
+        gamma_in: Input scales.
+        gamma_out: gamma_out times the deviation of the output gradients, per neuron.
+        batch: B, number of inputs.
+        layers: Neurons of one layer share X.
+        generator: On the device of `weight`.
+
+    Returns:
+        dL/dW of every row.
+    """
+    configs, rows, dim = weight.shape
+    draw = {"generator": generator, "dtype": weight.dtype, "device": weight.device}
+    inputs = gamma_in[:, None] * torch.randn((configs, layers, dim, batch), **draw)
+    out_grad = gamma_out.view(layers, -1, 1) * torch.randn((configs, layers, rows // layers, batch), **draw)
+    z = weight.view(configs, layers, -1, dim) @ inputs
+    z = z - z.mean(-1, keepdim=True)
+    deviation = z.square().mean(-1, keepdim=True).sqrt()
+    normal = z / deviation
+    back = out_grad - out_grad.mean(-1, keepdim=True) - normal * (out_grad * normal).mean(-1, keepdim=True)
+    return ((back / deviation) @ inputs.mT).reshape(configs, rows, dim)
+
+
+class _Marginal:
+    """The exact law of one neuron's gradient (THEORY.md section 3), neurons drawn independently.
+
+    Given the pre-activations, the inputs orthogonal to w~ are still free, and centering and projecting leaves B - 2
+    dimensions of the output gradient: C normals and two chi-squares replace two C x B products.
+    """
+
+    # Lengths are drawn for this many steps at a time: one call costs as much as drawing a few hundred.
+    _AHEAD = 64
+
+    def __init__(self, gamma_in: Tensor, gamma_out: Tensor, batch: int, generator: torch.Generator) -> None:
+        self.gamma_in, self.gamma_out, self.batch, self.generator = gamma_in, gamma_out, batch, generator
+        self.even = bool((gamma_in == 1).all())
+        self.lengths: list[Tensor] = []
+
+    def _draw_lengths(self, configs: int) -> None:
+        """gamma_out s sqrt(B chi2_{B-2} / chi2_{B-1}) of the coming steps, each of shape (config, neuron, 1)."""
+        shape = (self._AHEAD, configs, len(self.gamma_out), 1)
+        half = torch.ones(shape, dtype=torch.float64, device=self.gamma_out.device)
+        # chi2_k = 2 Gamma(k/2); torch.distributions would draw from the global generator.
+        top = torch._standard_gamma(half * (self.batch - 2) / 2, generator=self.generator)
+        bottom = torch._standard_gamma(half * (self.batch - 1) / 2, generator=self.generator)
+        ratio = (self.batch * top / bottom).sqrt().to(self.gamma_out.dtype)
+        self.lengths = list((self.gamma_out[:, None] * ratio).unbind(0))[::-1]
+
+    def __call__(self, weight: Tensor) -> Tensor:
+        if not self.lengths:
+            self._draw_lengths(len(weight))
+        scaled = weight if self.even else self.gamma_in * weight
+        noise = torch.randn(weight.shape, generator=self.generator, dtype=weight.dtype, device=weight.device)
+        along = torch.linalg.vecdot(scaled, noise).unsqueeze(-1)
+        norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+        free = torch.addcmul(noise, scaled, along / norm.square(), value=-1)
+        gradient = free * (self.lengths.pop() / norm)
+        return gradient if self.even else self.gamma_in * gradient
