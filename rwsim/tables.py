@@ -1,5 +1,6 @@
 """Tables and footnotes of a validation, for the terminal and for Markdown."""
 
+import math
 from collections.abc import Iterator
 
 from rich import box
@@ -15,17 +16,18 @@ _STYLE = {AGREES: "green", DIFFERS: "red"}
 def cells(record: Record) -> tuple[str, ...]:
     """One record as text: measured, relative standard error, predictions and relative errors, verdict."""
 
-    def percent(value: float | None) -> str:
-        return "-" if value is None or value != value else f"{value:+.2%}"
+    def percent(value: float | None, sign: str = "+") -> str:
+        if value is None or not math.isfinite(value):
+            return "-"
+        return f"{value:{sign}.{2 if abs(value) < 1 else 0}%}"
 
     def number(value: float | None) -> str:
-        return "-" if value is None or value != value else f"{value:.4g}"
+        return "-" if value is None or not math.isfinite(value) else f"{value:.4g}"
 
-    relative = f"{record.mcse / record.measured:.2%}" if record.measured else "-"
     return (
         record.quantity,
         number(record.measured),
-        relative,
+        percent(record.mcse / record.measured, sign="") if record.measured else "-",
         number(record.predicted["exact"]),
         percent(record.relative_error["exact"]),
         number(record.predicted["paper"]),

@@ -297,8 +297,6 @@ def compare(
     kept = measured_part(walk, burn_in)
     if not obstacle and burn_in is None:
         obstacle = f"not in equilibrium: theory asks for a burn-in longer than {walk.steps} steps"
-    elif not obstacle and len(walk.kept(burn_in or 0).lengths) < 2:
-        obstacle = f"too few effective samples: fewer than 2 windows of {walk.window} steps after a burn-in of {burn_in}"
     estimates = {q: _estimate(kept.statistic(q), q, prediction.exact, layers, settings.gradient) for q in QUANTITIES}
     obstacle = obstacle or _obstacle(kept, estimates, settings, checks)
     records = []
@@ -357,7 +355,9 @@ def _estimate(series: np.ndarray, quantity: str, exact: Equilibrium, layers: int
 def _obstacle(kept: Walk, estimates: Mapping[str, tuple[Estimate, np.ndarray]], settings: Settings, checks: int) -> str:
     """Why the measurement cannot be trusted, or nothing: too few effective samples, or a drift that theory did not see."""
     for quantity, (found, chains) in estimates.items():
-        if not found.effective >= _MIN_EFFECTIVE:
+        if not math.isfinite(found.effective):
+            return f"too few effective samples: {len(chains)} windows of {kept.window} steps after burn-in"
+        if found.effective < _MIN_EFFECTIVE:
             return f"too few effective samples: {found.effective:.0f} for {quantity}, {_MIN_EFFECTIVE} needed"
         half = len(chains) // 2
         drift = float(chains[half:].mean() / chains[:half].mean() - 1)

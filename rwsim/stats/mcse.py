@@ -13,8 +13,11 @@ from jaxtyping import Float
 
 Chains = Float[np.ndarray, "time unit"]
 
-# Sokal's automatic window: the autocorrelation is summed to the first lag beyond this many integrated times.
+# Sokal's automatic window: the autocorrelation is summed to the first lag beyond this many integrated times (of one
+# sample at least, lest alternating chains be cut after their first, negative, lag).
 _WINDOW = 5.0
+# Shorter chains say nothing about their autocorrelation.
+_MIN_LENGTH = 4
 # Fewer units than this say too little about their own spread.
 _MIN_UNITS = 8
 
@@ -64,20 +67,20 @@ def integrated_time(chains: Chains) -> tuple[float, float]:
         True
     """
     length = len(chains)
-    if length < 2:
+    if length < _MIN_LENGTH:
         return math.nan, math.nan
     covariance = autocovariance(chains)
     if covariance[0] <= 0:  # a constant: nothing fluctuates
         return 1.0, 0.0
     # Never beyond half the chain: later lags hold more noise than information.
-    longest = max(1, length // 2)
+    longest = length // 2
     lags = np.arange(1, longest + 1)
     taper = 1 - lags / length
     sums = covariance[0] + 2 * np.cumsum(taper * covariance[1 : longest + 1])
     counts = 1 + 2 * np.cumsum(taper)
     variance_of_mean = np.maximum(sums, covariance[0] / length) / (length - counts)
     times = np.maximum(length * variance_of_mean / (covariance[0] + variance_of_mean), 1 / length)
-    enough = np.flatnonzero(lags >= _WINDOW * times)
+    enough = np.flatnonzero(lags >= _WINDOW * np.maximum(times, 1.0))
     chosen = int(enough[0]) if len(enough) else longest - 1
     return float(times[chosen]), float(variance_of_mean[chosen])
 

@@ -163,9 +163,12 @@ def _rational(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> t
     spread = fixed_point(lambda q: spread_given(law.second_moment(q)), start, repr(rule))
     grad_sq = law.second_moment(spread)
     weight_sq, lag_one, update_sq = (x.sum(-1) for x in forms(*hyper, grad_sq, normalizer(grad_sq, spread)))
+    # A rational form has a value where its recurrence is unstable too; the eigenvalues tell.
+    entries = numeric(type(rule), tuple(response.transition), (sym.normalizer,))(*hyper, normalizer(grad_sq, spread))
+    matrices = np.stack(np.broadcast_arrays(*entries, grad_sq)[:-1], -1).reshape(*grad_sq.shape, *response.transition.shape)
+    if not (np.abs(np.linalg.eigvals(matrices)).max(-1) < 1).all():
+        raise NoEquilibrium(f"{rule!r} has no stable equilibrium: lr times weight decay is too large.")
     relative_sq = 2 * (1 - lag_one / weight_sq)
-    if not (relative_sq < 4).all():
-        raise NoEquilibrium(f"{rule!r} has no stable equilibrium: the relative update reaches the diameter.")
     return Equilibrium(weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), update_sq), spread, float(weight_sq.mean())
 
 

@@ -91,8 +91,8 @@ class ToySystem:
         a, b = (self.batch - 2) / 2, (self.batch - 1) / 2
         x, weights = roots_jacobi(nodes, b - 1, a - 1)
         ratio = (1 + x) / (1 - x)
-        weights = weights / weights.sum()
-        return ratio / (ratio * weights).sum(), weights
+        # Its mean is (B-2)/(B-3), exactly; the rule itself is exact for polynomials in the beta variable only.
+        return ratio * (self.batch - 3) / (self.batch - 2), weights / weights.sum()
 
 
 GradientLaw = IdealWalk | ToySystem

@@ -1,0 +1,30 @@
+# Everything runs in .venv, which each target creates when it is missing: nothing needs to be done before.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: validate test lint clean
+
+validate: .venv/installed
+	$(BIN)/rwsim validate
+
+test: .venv/tested
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+
+lint: .venv/tested
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e .
+	touch $@
+
+# pip older than 25.1 knows no dependency groups, so the list is read from pyproject.toml by the interpreter.
+.venv/tested: .venv/installed
+	$(BIN)/python -c "import tomllib; g = tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']; print(*[d for n in ('peers', 'dev') for d in g[n] if isinstance(d, str)], sep='\n')" > .venv/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r .venv/dev.txt
+	touch $@
+
+clean:
+	rm -rf .venv dist rwsim-validate

@@ -1,0 +1,62 @@
+"""The approach to equilibrium, step by step, against simulated ensembles, and the burn-in read off it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rwsim.optimizers import RULES, SGDM, AdamL2, AdamW, Lion
+from rwsim.theory.equilibrium import predict_equilibrium
+from rwsim.theory.noise import IdealWalk
+from rwsim.theory.transient import Approach, approach
+from rwsim.walk.simulate import run
+from rwsim.walk.system import Layer
+
+CASES = [
+    (SGDM(lr=0.5, weight_decay=1e-3), 0.03),
+    (AdamW(lr=2e-2, weight_decay=0.2, betas=(0.9, 0.99)), 0.03),
+    (AdamL2(lr=1e-2, weight_decay=1e-4, betas=(0.9, 0.99)), 0.03),
+    # The sign is linearized and lengths are taken at their mean: percents, not more.
+    (Lion(lr=2e-3, weight_decay=1.0, betas=(0.9, 0.99)), 0.06),
+]
+
+
+@pytest.mark.parametrize(("rule", "tolerance"), CASES, ids=lambda x: getattr(x, "name", None))
+def test_expected_approach_follows_the_ensemble(rule, tolerance):
+    layer = Layer.draw(64, 256, gamma="uniform")
+    found = run([rule], layer, steps=1500, window=25)
+    expected = approach(rule, layer.law("marginal"), layer.start_sq, 1500)
+    limit = predict_equilibrium(rule, layer.law("marginal")).linear_norm_sq
+    predicted = limit * (1 + expected.deviation.reshape(-1, 25).mean(-1))
+    measured = found.norm_sq[:, 0].mean(-1)
+    late = slice(4, None)
+    if rule.name == "lion":  # compare shapes: the limit itself is the exact form's business
+        measured = measured / measured[-10:].mean() * predicted[-10:].mean()
+    assert np.abs(np.sqrt(measured[late] / predicted[late]) - 1).max() < tolerance
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_recurrence_ends_where_the_closed_form_is(name):
+    rule = RULES[name](lr=2e-2, weight_decay=0.5)
+    if name == "sgdm":
+        rule = SGDM(lr=2e-2, weight_decay=0.5, momentum=0.5)
+    deviation = approach(rule, IdealWalk(8), 0.1, 9000).deviation
+    assert abs(deviation[-1]) < 1e-6
+
+
+def test_adamw_relaxes_at_twice_the_log_of_rho():
+    rule = AdamW(lr=1e-2, weight_decay=0.5, betas=(0.9, 0.99))
+    deviation = approach(rule, IdealWalk(8), 1.0, 3000).deviation
+    rate = -math.log(deviation[2000] / deviation[1900]) / 100
+    assert rate == pytest.approx(-2 * math.log(1 - 5e-3), rel=1e-3)
+
+
+def test_burn_in_rules():
+    decaying = Approach(0.5 * np.exp(-np.arange(5000) / 200))
+    found = decaying.burn_in(0.004)
+    assert found is not None and np.abs(decaying.deviation[found:]).max() <= 0.01 and np.abs(decaying.deviation[found:]).mean() <= 0.004
+    assert Approach(decaying.deviation[:300]).burn_in(0.004) is None
+    # An oscillation whose mean vanishes is not equilibrium.
+    assert Approach(0.05 * np.sin(np.arange(5000) / 50)).burn_in(0.004) is None
+    assert Approach(np.full(10, math.nan)).burn_in(0.004) is None
+    assert Approach(np.zeros(10)).burn_in(0.004) == 0

@@ -1,0 +1,258 @@
+"""Verdicts: right theory agrees, wrong theory is rejected, and nothing is claimed that was not measured."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import rwsim
+from rwsim import validate as validate_function
+from rwsim.errors import InvalidArgument, NoEquilibrium, WalkDiverged, WalkInterrupted
+from rwsim.optimizers import SGDM, AdamL2, AdamW, Lion
+from rwsim.stats.verdict import AGREES, DIFFERS, UNDECIDED
+from rwsim.theory.equilibrium import Equilibrium, Prediction, predict_equilibrium
+from rwsim.theory.transient import approach
+from rwsim.validate import PAPER_CASES, Settings, compare
+from rwsim.walk.measure import QUANTITIES
+from rwsim.walk.simulate import run
+from rwsim.walk.system import Layer
+
+# Fast to equilibrate, so that a short walk resolves half a percent.
+FAST = {
+    "sgdm": SGDM(lr=0.2, weight_decay=0.05, momentum=0.5),
+    "adamw": AdamW(lr=2e-2, weight_decay=1.0, betas=(0.9, 0.999)),
+    "adam_l2": AdamL2(lr=2e-2, weight_decay=1.0, betas=(0.9, 0.999)),
+    "lion": Lion(lr=1e-2, weight_decay=1.0, betas=(0.9, 0.9)),
+}
+FAST_TOY = {
+    "sgdm": SGDM(lr=1.0, weight_decay=2e-3, momentum=0.9),
+    "adamw": AdamW(lr=2e-2, weight_decay=0.5, betas=(0.9, 0.99)),
+    "adam_l2": AdamL2(lr=5e-3, weight_decay=1e-2, betas=(0.9, 0.99)),
+    "lion": Lion(lr=1e-2, weight_decay=1.0, betas=(0.9, 0.95)),
+}
+
+
+def scaled(prediction: Prediction, factor: float) -> Prediction:
+    exact = prediction.exact
+    wrong = Equilibrium(exact.norm_sq * factor**2, exact.angle * factor, exact.update_sq * factor**2)
+    return dataclasses.replace(prediction, exact=wrong)
+
+
+def verdicts(walk, rule, prediction, settings, burn_in, layers):
+    return [r.verdict for r in compare(rule, walk, prediction, settings, burn_in=burn_in, layers=layers)]
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_ideal_walk_agrees_and_two_percent_is_rejected(name):
+    """Negative control at a margin of half a percent: theory times 1.02 and 0.98 must come out `differs`."""
+    rule, layer = FAST[name], Layer.draw(64, 256, gamma="uniform")
+    settings = Settings(fan_in=64, neurons=256, gradient="gaussian", margin=0.005, steps=4000)
+    prediction = predict_equilibrium(rule, layer.law("gaussian"))
+    walk = run([rule], layer, steps=4000, gradient="gaussian", layers=2, dtype=torch.float32)
+    burn_in = approach(rule, layer.law("gaussian"), layer.start_sq, 4000).burn_in(0.001)
+    assert burn_in is not None
+    assert verdicts(walk, rule, prediction, settings, burn_in, 2) == [AGREES] * 3
+    for factor in (1.02, 0.98):
+        assert verdicts(walk, rule, scaled(prediction, factor), settings, burn_in, 2) == [DIFFERS] * 3
+
+
+@pytest.mark.parametrize("name", FAST_TOY)
+def test_rejects_five_percent_in_the_toy_system(name):
+    rule, layer = FAST_TOY[name], Layer.draw(64, 128, gamma="normal")
+    settings = Settings(fan_in=64, steps=3000)
+    law = layer.law("marginal")
+    prediction = predict_equilibrium(rule, law)
+    burn_in = approach(rule, law, layer.start_sq, 3000).burn_in(0.004)
+    assert burn_in is not None
+    walk = run([rule], layer, steps=3000, layers=2)
+    assert verdicts(walk, rule, prediction, settings, burn_in, 2) == [AGREES] * 3
+    for factor in (1.05, 0.95):
+        assert verdicts(walk, rule, scaled(prediction, factor), settings, burn_in, 2) == [DIFFERS] * 3
+
+
+def test_rejects_the_wrong_optimizers_law():
+    """An AdamW walk judged by Adam+l2's law and by Lion's; an SGDM walk by SGDM's law without momentum."""
+    layer, settings = Layer.draw(32, 128, gamma="uniform"), Settings(fan_in=32, steps=3000)
+    law = layer.law("marginal")
+    walk = run([FAST_TOY["adamw"]], layer, steps=3000)
+    for other in (AdamL2(lr=2e-2, weight_decay=0.5), Lion(lr=2e-2, weight_decay=0.5), AdamW(lr=2e-2, weight_decay=0.5, betas=(0.8, 0.999))):
+        found = verdicts(walk, FAST_TOY["adamw"], predict_equilibrium(other, law), settings, 1000, 1)
+        assert found.count(DIFFERS) >= 2
+    walk = run([FAST_TOY["sgdm"]], layer, steps=3000)
+    plain = SGDM(lr=1.0, weight_decay=2e-3, momentum=0.0)
+    assert verdicts(walk, FAST_TOY["sgdm"], predict_equilibrium(plain, law), settings, 1000, 1) == [DIFFERS] * 3
+
+
+def test_rejects_lion_with_swapped_betas():
+    class Swapped(Lion):
+        name = "swapped"
+
+        @staticmethod
+        def update(grad, state, hyper, xp):
+            flipped = type(hyper)(**{**vars(hyper), "betas": hyper.betas[::-1]})
+            return Lion.update(grad, state, flipped, xp)
+
+    layer, settings = Layer.draw(32, 128, gamma="uniform"), Settings(fan_in=32, steps=3000)
+    values = vars(FAST_TOY["lion"].values)
+    walk = run([Swapped(**values)], layer, steps=3000)
+    found = verdicts(walk, FAST_TOY["lion"], predict_equilibrium(FAST_TOY["lion"], layer.law("marginal")), settings, 1000, 1)
+    assert found[:2] == [DIFFERS, DIFFERS]
+
+
+@pytest.mark.parametrize("rule", [SGDM(lr=0.5, weight_decay=0.5, momentum=0.0), AdamL2(lr=0.5, weight_decay=0.5, betas=(0.0, 0.999))])
+def test_rejects_an_update_size_that_holds_the_decay(rule):
+    """Without momentum eta_g^2 / (r^2 norm^2) = 1 - eta lambda / 2 (eta lambda / 2 sqrt(v) for Adam+l2): 6 % in eta_g."""
+    layer = Layer.draw(64, 128, gamma="uniform")
+    prediction = predict_equilibrium(rule, layer.law("gaussian"))
+    total_sq = (2 * np.sin(prediction.exact.angle / 2)) ** 2 * prediction.exact.norm_sq
+    assert np.sqrt(total_sq / prediction.exact.update_sq).item() > 1.05
+    walk = run([rule], layer, steps=1500, gradient="gaussian")
+    settings = Settings(fan_in=64, gradient="gaussian", steps=1500)
+    whole = dataclasses.replace(prediction, exact=dataclasses.replace(prediction.exact, update_sq=total_sq))
+    assert verdicts(walk, rule, prediction, settings, 500, 1)[2] == AGREES
+    assert verdicts(walk, rule, whole, settings, 500, 1)[2] == DIFFERS
+
+
+def test_short_walks_are_undecided_with_a_reason():
+    result = rwsim.validate(steps=300, neurons=16, fan_in=16)
+    assert not result.passed and len(result.records) == 15
+    assert {r.verdict for r in result.records} == {UNDECIDED}
+    assert all("not in equilibrium" in r.reason or "too few effective samples" in r.reason for r in result.records)
+
+
+def test_few_samples_are_a_reason_of_their_own():
+    found = rwsim.validate("adamw", lr=0.1, weight_decay=5.0, betas=(0.5, 0.5), steps=120, neurons=1, fan_in=8, window=10).records
+    assert {r.verdict for r in found} == {UNDECIDED} and any("too few effective samples" in r.reason for r in found)
+
+
+def test_a_drift_that_theory_did_not_see_is_a_reason():
+    layer = Layer.draw(32, 64, gamma="uniform")
+    rule = FAST_TOY["adamw"]
+    walk = run([rule], layer, steps=1500)
+    prediction = predict_equilibrium(rule, layer.law("marginal"))
+    records = compare(rule, walk, prediction, Settings(fan_in=32, steps=1500), burn_in=0)  # told that no burn-in is needed
+    assert {r.verdict for r in records} == {UNDECIDED} and "drifts" in records[0].reason
+
+
+def test_results_repeat_bitwise_and_seeds_differ():
+    settings = dict(steps=400, neurons=8, fan_in=8, lr=0.05, weight_decay=1.0)
+    one, same, other = (rwsim.validate("adamw", seed=s, **settings) for s in (0, 0, 1))
+    assert [r.measured for r in one.records] == [r.measured for r in same.records]
+    assert [r.measured for r in one.records] != [r.measured for r in other.records]
+
+
+def test_json_has_the_published_form():
+    result = rwsim.validate("lion", lr=1e-2, weight_decay=1.0, steps=300, neurons=2, fan_in=4)
+    document = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert document["meta"]["status"] == "complete" and document["meta"]["seed"] == 0
+    required = {
+        "optimizer",
+        "hyper",
+        "gradient",
+        "quantity",
+        "measured",
+        "mcse",
+        "predicted",
+        "relative_error",
+        "verdict",
+        "reason",
+        "margin",
+    }
+    assert all(required <= set(record) for record in document["records"])
+    assert [r["quantity"] for r in document["records"]] == list(QUANTITIES)
+    assert document["records"][0]["hyper"] == {"lr": 0.01, "weight_decay": 1.0, "betas": [0.9, 0.999]}
+    assert set(document["records"][0]["predicted"]) == {"paper", "exact"}
+
+
+def test_default_cases_are_the_papers():
+    settings = [(name, scale, dict(values)) for name, scale, values in PAPER_CASES]
+    assert settings == [
+        ("sgdm", 1.0, {"lr": 0.5, "weight_decay": 1e-4, "momentum": 0.9}),
+        ("adamw", 1.0, {"lr": 1.25e-2, "weight_decay": 8e-2, "betas": (0.9, 0.999)}),
+        ("adam_l2", 0.1, {"lr": 7.813e-4, "weight_decay": 1.25e-4, "betas": (0.9, 0.999)}),
+        ("lion", 1.0, {"lr": 5e-4, "weight_decay": 1.0, "betas": (0.9, 0.999)}),
+        ("lion", 1.0, {"lr": 5e-4, "weight_decay": 1.0, "betas": (0.9, 0.99)}),
+    ]
+    defaults = Settings()
+    assert (defaults.steps, defaults.neurons, defaults.fan_in, defaults.batch) == (15_000, 128, 128, 32)
+
+
+def test_layers_make_up_for_the_burn_in():
+    result = rwsim.validate("adamw", lr=0.02, weight_decay=1.0, betas=(0.9, 0.99), steps=1000, neurons=16, fan_in=16)
+    (case,) = result.cases
+    assert case.burn_in is not None and case.layers == math.ceil(1000 / (1000 - case.burn_in)) > 1
+    assert case.walk.norm_sq.shape[2] == 16 * case.layers
+    assert rwsim.validate("adamw", lr=0.02, weight_decay=1.0, steps=300, neurons=4, fan_in=8, layers=3).cases[0].walk.norm_sq.shape[2] == 12
+
+
+def test_a_walk_that_blows_up_keeps_the_cases_before_it(monkeypatch):
+    result = rwsim.validate("sgdm", lr=1e30, weight_decay=1e-4, steps=300, neurons=4, fan_in=4)
+    assert isinstance(result.stopped, WalkDiverged) and "step 1 in config 0, SGDM(lr=1e+30" in str(result.stopped)
+    assert result.to_json()["meta"]["status"] == "WalkDiverged" and not result.passed
+
+
+def test_an_unstable_walk_that_survives_is_undecided():
+    result = rwsim.validate("sgdm", lr=2.05, weight_decay=1.0, momentum=0.0, gradient="gaussian", steps=10, window=5, neurons=4, fan_in=4)
+    assert {r.verdict for r in result.records} == {UNDECIDED} and "no stable equilibrium" in result.records[0].reason
+    assert result.to_json()["records"][0]["predicted"]["exact"] is None
+
+
+def test_interruption_keeps_finished_cases():
+    def stop(label, step, total):
+        if "betas=(0.9, 0.99)" in label:
+            raise KeyboardInterrupt
+
+    result = rwsim.validate("lion", steps=300, neurons=4, fan_in=4, progress=stop)
+    assert isinstance(result.stopped, WalkInterrupted) and len(result.cases) == 1
+    assert result.partial is not None and result.partial.steps == 100
+
+    def stop_between(case):
+        raise KeyboardInterrupt
+
+    between = rwsim.validate("lion", steps=200, neurons=4, fan_in=4, done=stop_between)
+    assert isinstance(between.stopped, WalkInterrupted) and len(between.cases) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"optimizer": "adam"}, InvalidArgument, "must be one of sgdm"),
+        ({"lr": 0.1}, InvalidArgument, "`lr` needs exactly one optimizer"),
+        ({"optimizer": ["sgdm", "lion"], "lr": 0.1}, InvalidArgument, "exactly one"),
+        ({"batch": 3}, InvalidArgument, "`batch`"),
+        ({"steps": 0}, InvalidArgument, "`steps`"),
+        ({"gradient": "odd"}, InvalidArgument, "`gradient`"),
+        ({"optimizer": "sgdm", "lr": 0.0}, NoEquilibrium, "`lr` is 0"),
+        ({"optimizer": "lion", "weight_decay": 0.0}, NoEquilibrium, "`weight_decay`"),
+        ({"optimizer": "sgdm", "step": 3}, InvalidArgument, "`step` is not a hyperparameter of sgdm"),
+    ],
+)
+def test_bad_validations_are_named(arguments, error, message):
+    with pytest.raises(error, match=message):
+        validate_function(**arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_papers_experiment_agrees(seed):
+    """The acceptance run: about a minute on two cores."""
+    result = rwsim.validate(seed=seed)
+    assert result.passed, [(r.optimizer, r.quantity, r.verdict, r.reason) for r in result.records]
+    for record in result.records:
+        assert abs(record.relative_error["exact"]) < 0.02 and record.mcse < 0.002 * record.measured
+    paper = {
+        r.quantity: r.relative_error["paper"] for r in result.records if r.hyper.get("betas") == (0.9, 0.999) and r.optimizer == "lion"
+    }
+    assert paper["norm"] == pytest.approx(1 / 1.165 - 1, abs=0.015) and paper["rotation"] == pytest.approx(0.155, abs=0.015)
+
+
+@pytest.mark.slow
+def test_faithful_and_marginal_walks_agree_with_each_other():
+    """The system as printed against the exact law, within their joint error, on every quantity."""
+    faithful, marginal = rwsim.validate(gradient="faithful", layers=8), rwsim.validate()
+    for a, b in zip(faithful.records, marginal.records, strict=True):
+        assert a.mcse < 0.003 * a.measured
+        assert abs(a.measured - b.measured) <= 4.5 * math.hypot(a.mcse, b.mcse) + 1e-4 * b.measured, (a.optimizer, a.quantity)
