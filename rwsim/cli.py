@@ -203,9 +203,8 @@ def _watched(optimizers: list[str], hyper: dict[str, Any], options: dict[str, An
             bar.update(tasks[label], completed=done)
 
         def finished(case: "CaseResult") -> None:
-            for task in tasks.values():
+            if (task := tasks.pop(case.case.label, None)) is not None:
                 bar.remove_task(task)
-            tasks.clear()
             console.print(case_table(case))
 
         result = rwsim.validate(optimizers, progress=progress, done=finished, **hyper, **options)
@@ -220,9 +219,8 @@ def _write_traces(result: "Validation", path: Path) -> None:
 
     from rwsim.walk.measure import QUANTITIES, layer_mean
 
-    walks = [(case.label, case.walk) for case in result.cases]
-    if result.partial is not None:
-        walks.append(("(ended early)", result.partial))
+    walks = [(done.case.label, done.walk) for done in result.cases]
+    walks += [(f"{case.label} (ended early)", walk) for case, walk in result.partial]
     lines = [",".join(("optimizer", "step", *QUANTITIES))]
     for label, walk in walks:
         means = [layer_mean(walk, quantity) for quantity in QUANTITIES]

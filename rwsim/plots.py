@@ -10,7 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from rwsim.validate import CaseResult, Validation
+from rwsim.validate import Case, CaseResult, Validation
 from rwsim.walk.measure import layer_mean
 
 # Okabe-Ito: told apart by colour-blind readers too.
@@ -19,7 +19,7 @@ _ROWS = {"rms_update": r"RMS update $\eta_g$", "rotation": r"rotation $\eta_r$ (
 _TITLES = {"sgdm": "SGDM", "adamw": "AdamW", "adam_l2": r"Adam+$\ell_2$", "lion": "Lion"}
 
 
-def _title(case: CaseResult) -> str:
+def _title(case: Case) -> str:
     name = _TITLES.get(case.rule.name, case.rule.name)
     values = vars(case.rule.values)
     extra = [f"momentum {values['momentum']:g}"] if "momentum" in values else []
@@ -28,7 +28,7 @@ def _title(case: CaseResult) -> str:
     return f"{name}\nlr {values['lr']:g}, wd {values['weight_decay']:g}\n{', '.join(extra)}"
 
 
-def validation_figure(cases: Sequence[CaseResult]) -> Figure:
+def validation_figure(results: Sequence[CaseResult]) -> Figure:
     """The paper's Figure 9: RMS update, rotation and norm over time, a column per optimizer.
 
     Coloured: four neurons of different gradient norm. Black: the layer's mean. Dashed red: exact prediction; dashed
@@ -36,18 +36,19 @@ def validation_figure(cases: Sequence[CaseResult]) -> Figure:
     """
     rows = ("rms_update", "rotation", "norm")
     figure, axes = plt.subplots(
-        len(rows), len(cases), figsize=(2.7 * len(cases) + 0.6, 6.8), squeeze=False, sharex="col", layout="constrained"
+        len(rows), len(results), figsize=(2.7 * len(results) + 0.6, 6.8), squeeze=False, sharex="col", layout="constrained"
     )
-    for column, case in enumerate(cases):
-        step = np.cumsum(case.walk.lengths)
+    for column, result in enumerate(results):
+        case, walk = result.case, result.walk
+        step = np.cumsum(walk.lengths)
         order = np.argsort(np.abs(case.layer.gamma_out), kind="stable")
         picks = [order[round(q * (len(order) - 1))] for q in (0.15, 0.5, 0.8, 0.97)]
         for row, quantity in enumerate(rows):
             axis = axes[row][column]
-            traces = case.walk.trace(quantity)[:, 0]
+            traces = walk.trace(quantity)[:, 0]
             for color, neuron in zip(_NEURON_COLORS, picks, strict=True):
                 axis.plot(step, traces[:, neuron], color=color, lw=0.7)
-            mean = layer_mean(case.walk, quantity)
+            mean = layer_mean(walk, quantity)
             axis.plot(step, mean, color="black", lw=1.4, label="layer mean")
             exact = getattr(case.prediction.exact, quantity)
             if case.prediction.paper is not None:
@@ -56,11 +57,11 @@ def validation_figure(cases: Sequence[CaseResult]) -> Figure:
             if quantity == "norm":
                 expected = exact * np.sqrt(np.maximum(1 + case.approach.deviation, 0))
                 axis.plot(np.arange(1, len(expected) + 1), expected, color="red", ls=":", lw=1.0, label="expected approach")
-            axis.axvspan(0, case.walk.steps if case.burn_in is None else case.burn_in, color="0.5", alpha=0.1, lw=0)
+            axis.axvspan(0, walk.steps if case.burn_in is None else case.burn_in, color="0.5", alpha=0.1, lw=0)
             settled = traces[len(traces) // 3 :, picks]
             top = 1.6 * max(float(settled.max()), exact) if len(settled) else exact
             axis.set_ylim(0, min(top, 1.15 * max(float(np.nanmax(traces[:, picks])), exact)))
-            axis.set_xlim(0, case.walk.steps)
+            axis.set_xlim(0, walk.steps)
             axis.tick_params(labelsize=7)
             axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
             axis.yaxis.get_offset_text().set_fontsize(7)

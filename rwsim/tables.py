@@ -36,19 +36,22 @@ def cells(record: Record) -> tuple[str, ...]:
     )
 
 
-def heading(case: CaseResult) -> str:
+def heading(result: CaseResult) -> str:
     """Optimizer, hyperparameters, and how much of the walk counts."""
+    case = result.case
     burn_in = "never in equilibrium" if case.burn_in is None else f"{case.burn_in} steps dropped"
     layers = f"{case.layers} layer{'s' if case.layers > 1 else ''} of {case.layer.neurons} neurons"
-    return f"{case.label}\n{layers}, {burn_in} of {case.walk.steps}"
+    return f"{case.label}\n{layers}, {burn_in} of {result.walk.steps}"
 
 
-def case_table(case: CaseResult) -> Table:
+def case_table(result: CaseResult) -> Table:
     """The three records of one optimizer; fits 80 columns."""
-    table = Table(title=heading(case), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = Table(
+        title=heading(result), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
+    )
     for name in _HEADER:
         table.add_column(name, justify="left" if name in ("quantity", "verdict") else "right", no_wrap=True)
-    for record in case.records:
+    for record in result.records:
         *values, verdict = cells(record)
         table.add_row(*values, f"[{_STYLE.get(verdict, 'yellow')}]{verdict}[/]")
     return table
@@ -59,7 +62,7 @@ def markdown(result: Validation) -> str:
     lines = ["| optimizer | " + " | ".join(_HEADER) + " |", "|---" * (len(_HEADER) + 1) + "|"]
     for case in result.cases:
         for record in case.records:
-            lines.append(f"| {case.label} | " + " | ".join(cells(record)) + " |")
+            lines.append(f"| {case.case.label} | " + " | ".join(cells(record)) + " |")
     return "\n".join(lines)
 
 
@@ -72,9 +75,11 @@ def footnotes(result: Validation) -> Iterator[str]:
             f"Verdict: whether the exact form's error, with its confidence interval, lies within {margin:.1%}; "
             f"false-alarm rate {FALSE_ALARM_RATE:g} for the whole run."
         )
-        moments = (f"{c.rule.name} {c.unit_grad_norm_sq['measured']:.4g} / {c.unit_grad_norm_sq['computed']:.4g}" for c in result.cases)
+        moments = (
+            f"{c.case.rule.name} {c.unit_grad_norm_sq['measured']:.4g} / {c.unit_grad_norm_sq['computed']:.4g}" for c in result.cases
+        )
         yield f"Predictions come from hyperparameters, none is fitted. E||g~||^2 measured / computed: {', '.join(moments)}."
-        if any(c.rule.name == "adam_l2" and c.layer.loss_scale == 0.1 for c in result.cases):
+        if any(c.case.rule.name == "adam_l2" and c.case.layer.loss_scale == 0.1 for c in result.cases):
             yield "adam_l2 runs at loss scale 0.1: at 1 its slow coordinates are not in equilibrium after 15,000 steps."
     for case in result.cases:
         grouped: dict[str, list[str]] = {}
@@ -82,4 +87,4 @@ def footnotes(result: Validation) -> Iterator[str]:
             if record.verdict != AGREES:
                 grouped.setdefault(f"{record.verdict}: {record.reason}", []).append(record.quantity)
         for reason, quantities in grouped.items():
-            yield f"{case.label}: {', '.join(quantities)} {reason}"
+            yield f"{case.case.label}: {', '.join(quantities)} {reason}"

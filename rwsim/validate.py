@@ -6,17 +6,20 @@ printed and with the exact second moments. The verdict is that of the exact form
 
 import dataclasses
 import math
+import os
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rwsim.errors import InvalidArgument, NoEquilibrium, WalkInterrupted, WalkStopped
-from rwsim.optimizers import UpdateRule, find_rule
+from rwsim.config import Settings, choose_cases
+from rwsim.errors import NoEquilibrium, WalkInterrupted, WalkStopped
+from rwsim.optimizers import UpdateRule
 from rwsim.stats.mcse import Estimate, estimate
 from rwsim.stats.verdict import AGREES, FALSE_ALARM_RATE, critical_value, judge
 from rwsim.theory.equilibrium import Equilibrium, Prediction, predict_equilibrium
@@ -26,16 +29,6 @@ from rwsim.walk.measure import QUANTITIES, Walk
 from rwsim.walk.simulate import resolve_device, resolve_engine, run
 from rwsim.walk.system import Layer
 
-# The paper's settings: CIFAR-10 ResNet-20 for SGDM and Lion, ResNet-18 for AdamW and Adam+l2 (appendix F). Adam+l2 runs
-# at loss scale 0.1: at 1 its slow coordinates have not settled after 15,000 steps.
-PAPER_CASES: tuple[tuple[str, float, Mapping[str, Any]], ...] = (
-    ("sgdm", 1.0, MappingProxyType({"lr": 0.5, "weight_decay": 1e-4, "momentum": 0.9})),
-    ("adamw", 1.0, MappingProxyType({"lr": 1.25e-2, "weight_decay": 8e-2, "betas": (0.9, 0.999)})),
-    ("adam_l2", 0.1, MappingProxyType({"lr": 7.813e-4, "weight_decay": 1.25e-4, "betas": (0.9, 0.999)})),
-    ("lion", 1.0, MappingProxyType({"lr": 5e-4, "weight_decay": 1.0, "betas": (0.9, 0.999)})),
-    ("lion", 1.0, MappingProxyType({"lr": 5e-4, "weight_decay": 1.0, "betas": (0.9, 0.99)})),
-)
-
 # Share of the margin that the transient left in ||w||^2 may take up on average: a tenth of it in the norm.
 _BURN_IN_SHARE = 0.2
 # With fewer effective samples an error bar is itself too uncertain.
@@ -44,36 +37,6 @@ _MIN_EFFECTIVE = 16
 _MAX_LAYERS = 8
 # Neurons that represent a layer in the transient: quantiles of |gamma_out|.
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
-
-
-class Settings(BaseModel):
-    """Settings of a validation; the defaults are the paper's."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    steps: int = Field(15_000, ge=1)
-    neurons: int = Field(128, ge=1)
-    fan_in: int = Field(128, ge=2)
-    batch: int = Field(32, ge=4)
-    gradient: Literal["marginal", "faithful", "gaussian"] = "marginal"
-    layers: int | None = Field(None, ge=1)
-    gamma: Literal["normal", "uniform"] = "normal"
-    loss_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
-    margin: float = Field(0.02, gt=0, lt=1)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    engine: Literal["auto", "reference", "blocked", "fused"] = "auto"
-    seed: int = Field(0, ge=0)
-    window: int = Field(100, ge=1)
-
-    @classmethod
-    def checked(cls, **values: Any) -> "Settings":
-        """Like the constructor, but the first problem is raised as an `InvalidArgument`."""
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-            raise InvalidArgument(".".join(map(str, first["loc"])), f"must be {message}", first["input"]) from None
 
 
 @dataclass(frozen=True)
@@ -99,18 +62,22 @@ class Record:
 
 
 @dataclass(frozen=True)
-class CaseResult:
-    """One optimizer: its walk, what was predicted, and the records."""
+class Case:
+    """One optimizer before its walk: the layer, what theory says, and how much of the walk will count.
+
+    Attributes:
+        layers: Copies of the layer that are walked.
+        burn_in: Steps to drop; None if the walk ends before equilibrium.
+        obstacle: Why nothing can be decided, known beforehand (no stable equilibrium), or nothing.
+    """
 
     rule: UpdateRule
     layer: Layer
     layers: int
-    walk: Walk
     prediction: Prediction
     approach: Approach
     burn_in: int | None
-    records: tuple[Record, ...]
-    unit_grad_norm_sq: dict[str, float]
+    obstacle: str
 
     @property
     def label(self) -> str:
@@ -119,13 +86,23 @@ class CaseResult:
         return f"{self.rule.name} {text} loss_scale={self.layer.loss_scale:g}"
 
 
+@dataclass(frozen=True)
+class CaseResult:
+    """One optimizer after its walk. `unit_grad_norm_sq` holds E||g~||^2 as measured and as computed."""
+
+    case: Case
+    walk: Walk
+    records: tuple[Record, ...]
+    unit_grad_norm_sq: dict[str, float]
+
+
 @dataclass
 class Validation:
-    """Everything a run of `validate` found. `stopped` says why it ended early, if it did."""
+    """Everything a run of `validate` found. If it ended early, `stopped` says why and `partial` holds the open walks."""
 
     settings: Settings
     cases: list[CaseResult] = field(default_factory=list)
-    partial: Walk | None = None
+    partial: list[tuple[Case, Walk]] = field(default_factory=list)
     stopped: WalkStopped | None = None
     seconds: float = 0.0
 
@@ -153,7 +130,7 @@ class Validation:
             "status": "complete" if self.stopped is None else type(self.stopped).__name__,
             "message": "" if self.stopped is None else str(self.stopped),
             "passed": self.passed,
-            "unit_grad_norm_sq": [{"optimizer": c.label, **c.unit_grad_norm_sq} for c in self.cases],
+            "unit_grad_norm_sq": [{"optimizer": c.case.label, **c.unit_grad_norm_sq} for c in self.cases],
         }
         return _without_nan({"meta": meta, "records": [dataclasses.asdict(record) for record in self.records]})
 
@@ -164,24 +141,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _cases(optimizers: Sequence[str | type[UpdateRule]], hyper: Mapping[str, Any]) -> list[tuple[UpdateRule, float]]:
-    """(rule, loss scale) of every case; given hyperparameters replace the paper's, key by key."""
-    if not optimizers and not hyper:
-        return [(find_rule(name)(**values), scale) for name, scale, values in PAPER_CASES]
-    if hyper and len(optimizers) != 1:
-        name = next(iter(hyper))
-        raise InvalidArgument(name, "needs exactly one optimizer", hyper[name], "name it with --optimizer")
-    cases = []
-    for rule in map(find_rule, optimizers):
-        published = [(scale, values) for name, scale, values in PAPER_CASES if name == rule.name]
-        if hyper or not published:
-            scale, values = published[0] if published else (1.0, {})
-            cases.append((rule(**{**values, **hyper}), scale))
-        else:
-            cases.extend((rule(**values), scale) for scale, values in published)
-    return cases
 
 
 def validate(
@@ -216,104 +175,119 @@ def validate(
     chosen = [optimizer] if isinstance(optimizer, (str, type)) else list(optimizer)
     hyper = {key: options.pop(key) for key in list(options) if key not in Settings.model_fields}
     settings = Settings.checked(**{k: v for k, v in options.items()})
-    cases = _cases(chosen, hyper)
+    cases = choose_cases(chosen, hyper)
     resolve_device(settings.device)
     resolve_engine(settings.engine)
     for rule, _ in cases:  # refuse before the first walk, not after the third
         if rule.values.lr == 0 or rule.values.weight_decay == 0:
             name = "lr" if rule.values.lr == 0 else "weight_decay"
             raise NoEquilibrium(f"`{name}` is 0: {rule.name} then has no equilibrium to validate; give a positive value.")
-    checks = len(cases) * len(QUANTITIES)
     result = Validation(settings)
-    try:
-        for rule, scale in cases:
-            case = _run_case(rule, settings, settings.loss_scale or scale, checks, progress)
-            result.cases.append(case)
-            if done is not None:
-                done(case)
-    except WalkStopped as stopped:
-        result.stopped, result.partial = stopped, stopped.walk
-    except KeyboardInterrupt:
-        result.stopped = WalkInterrupted("interrupted between two walks", 0, None)
+    stop = threading.Event()
+
+    def walk(case: Case) -> Walk:
+        def watch(step: int) -> None:
+            if stop.is_set():
+                raise KeyboardInterrupt
+            if progress is not None:
+                progress(case.label, step, settings.steps)
+
+        return run(
+            [case.rule], case.layer, steps=settings.steps, gradient=settings.gradient, layers=case.layers, seed=settings.seed,
+            device=settings.device, engine=settings.engine, window=settings.window, label=repr(case.rule), progress=watch,
+        )  # fmt: skip
+
+    def finish(case: Case, walked: Walk) -> None:
+        records = compare(case, walked, settings, checks=len(cases) * len(QUANTITIES))
+        measured = float(measured_part(walked, case.burn_in).unit_grad_sq.mean())
+        result.cases.append(CaseResult(case, walked, records, {"measured": measured, "computed": case.prediction.unit_grad_norm_sq}))
+        if done is not None:
+            done(result.cases[-1])
+
+    running: list[tuple[Case, Future[Walk]]] = []
+    with _single_threaded_torch(), ThreadPoolExecutor(min(os.cpu_count() or 1, len(cases))) as pool:
+        try:
+            for rule, scale in cases:
+                case = prepare(rule, settings, settings.loss_scale or scale)
+                running.append((case, pool.submit(walk, case)))
+            while running:
+                finish(running[0][0], running[0][1].result())
+                running.pop(0)
+        except (WalkStopped, KeyboardInterrupt) as reason:
+            result.stopped = reason if isinstance(reason, WalkStopped) else WalkInterrupted("interrupted", 0, None)
+            stop.set()
+            for case, future in running:
+                if future.cancel():
+                    continue
+                try:
+                    future.result()  # ends at its next window, or has ended before: then it counts as open, not as judged
+                except WalkStopped as stopped:
+                    result.partial.append((case, stopped.walk))
     result.seconds = time.monotonic() - began
     return result
 
 
-def _run_case(
-    rule: UpdateRule, settings: Settings, scale: float, checks: int, progress: Callable[[str, int, int], None] | None
-) -> CaseResult:
-    layer = Layer.draw(settings.fan_in, settings.neurons, settings.batch, scale, settings.gamma, settings.seed)
+@contextmanager
+def _single_threaded_torch() -> Iterator[None]:
+    """Walks run side by side, a thread each: torch's own threads would only get in each other's way."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
+    """Draw the layer, predict its equilibrium and the way there, and choose burn-in and layers."""
+    layer = Layer.draw(settings.fan_in, settings.neurons, settings.batch, loss_scale, settings.gamma, settings.seed)
     law = layer.law(settings.gradient)
     few = law
     if isinstance(law, ToySystem):
         few = dataclasses.replace(law, gamma_out=np.quantile(np.abs(law.gamma_out), _QUANTILES)[:, None])
-    unstable = ""
+    obstacle = ""
     try:
         prediction = predict_equilibrium(rule, law)
         coming = approach(rule, few, layer.start_sq, settings.steps)
     except NoEquilibrium as error:
         # Walked all the same: a walk that blows up is to be seen doing so.
-        unstable = str(error)
+        obstacle = str(error)
         nothing = np.full(settings.neurons, math.nan)
         prediction = Prediction(None, Equilibrium(nothing, nothing, nothing), math.nan, math.nan)
         coming = Approach(np.full(settings.steps, math.nan))
     burn_in = coming.burn_in(_BURN_IN_SHARE * settings.margin)
+    if burn_in is None and not obstacle:
+        obstacle = f"not in equilibrium: theory asks for a burn-in longer than {settings.steps} steps"
     layers = settings.layers
     if layers is None:
         # As many copies of the layer as make up for the steps that burn-in takes away.
-        kept = settings.steps - (burn_in or 0)
-        layers = min(_MAX_LAYERS, math.ceil(settings.steps / kept))
-    walk = run(
-        [rule], layer, steps=settings.steps, gradient=settings.gradient, layers=layers, seed=settings.seed, device=settings.device,
-        engine=settings.engine, window=settings.window, label=repr(rule),
-        progress=None if progress is None else lambda step: progress(repr(rule), step, settings.steps),
-    )  # fmt: skip
-    records = compare(rule, walk, prediction, settings, burn_in=burn_in, layers=layers, loss_scale=scale, checks=checks, obstacle=unstable)
-    moments = {"measured": float(measured_part(walk, burn_in).unit_grad_sq.mean()), "computed": prediction.unit_grad_norm_sq}
-    return CaseResult(rule, layer, layers, walk, prediction, coming, burn_in, records, moments)
+        layers = min(_MAX_LAYERS, math.ceil(settings.steps / (settings.steps - (burn_in or 0))))
+    return Case(rule, layer, layers, prediction, coming, burn_in, obstacle)
 
 
-def compare(
-    rule: UpdateRule,
-    walk: Walk,
-    prediction: Prediction,
-    settings: Settings,
-    *,
-    burn_in: int | None,
-    layers: int = 1,
-    loss_scale: float = 1.0,
-    checks: int = len(QUANTITIES),
-    obstacle: str = "",
-) -> tuple[Record, ...]:
-    """Judge one walk (its first config) against a prediction.
-
-    Args:
-        burn_in: Steps to drop; None if the walk ends before equilibrium (its second half is then reported).
-        layers: Copies of the layer along the neuron axis.
-        loss_scale: For the record.
-        checks: Checks of the whole run, which share its false-alarm rate.
-        obstacle: A reason, known beforehand, why nothing can be decided.
-    """
-    kept = measured_part(walk, burn_in)
-    if not obstacle and burn_in is None:
-        obstacle = f"not in equilibrium: theory asks for a burn-in longer than {walk.steps} steps"
-    estimates = {q: _estimate(kept.statistic(q), q, prediction.exact, layers, settings.gradient) for q in QUANTITIES}
-    obstacle = obstacle or _obstacle(kept, estimates, settings, checks)
+def compare(case: Case, walk: Walk, settings: Settings, *, checks: int = len(QUANTITIES)) -> tuple[Record, ...]:
+    """Judge a walk (its first config) against the case's prediction; `checks` of the whole run share its false-alarm rate."""
+    kept = measured_part(walk, case.burn_in)
+    exact_form, paper_form = case.prediction.exact, case.prediction.paper
+    estimates = {q: _estimate(kept.statistic(q), q, exact_form, case.layers, settings.gradient) for q in QUANTITIES}
+    obstacle = case.obstacle or _obstacle(kept, estimates, settings, checks)
     records = []
     for quantity, (found, _) in estimates.items():
         measured, mcse = found.mean, found.mcse
         if quantity != "rotation":  # a root of a mean square
             measured = math.sqrt(found.mean)
             mcse = found.mcse / (2 * measured) if measured else math.nan
-        exact = getattr(prediction.exact, quantity)
-        predicted = {"paper": None if prediction.paper is None else getattr(prediction.paper, quantity), "exact": exact}
+        exact = getattr(exact_form, quantity)
+        predicted = {"paper": None if paper_form is None else getattr(paper_form, quantity), "exact": exact}
         error = {name: None if value is None else measured / value - 1 for name, value in predicted.items()}
         ruling = judge(measured / exact - 1, mcse / exact, settings.margin, critical_value(checks, found.freedom), obstacle)
         records.append(
             Record(
-                optimizer=rule.name,
-                hyper=dict(vars(rule.values)),
-                loss_scale=loss_scale,
+                optimizer=case.rule.name,
+                hyper=dict(vars(case.rule.values)),
+                loss_scale=case.layer.loss_scale,
                 gradient=settings.gradient,
                 quantity=quantity,
                 measured=measured,
@@ -325,8 +299,8 @@ def compare(
                 margin=settings.margin,
                 interval=ruling.interval,
                 effective_samples=found.effective,
-                burn_in=burn_in,
-                layers=layers,
+                burn_in=case.burn_in,
+                layers=case.layers,
             )
         )
     return tuple(records)

@@ -106,8 +106,8 @@ def test_an_internal_error_is_no_verdict(monkeypatch, capsys):
 
 
 def test_ctrl_c_keeps_what_was_measured_and_exits_three(tmp_path):
-    """A real signal to a real process, after its first optimizer is done and while its second walks."""
-    command = [sys.executable, "-m", "rwsim.cli", "validate", "--optimizer", "lion", "--steps", "4000", "--neurons", "16", "--fan-in", "16"]
+    """A real signal to a real process, when its first optimizer is done and others still walk."""
+    command = [sys.executable, "-m", "rwsim.cli", "validate", "--steps", "4000", "--neurons", "16", "--fan-in", "16"]
     process = subprocess.Popen([*command, "--json", "records.json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:  # the first table is printed when its walk is done
@@ -117,15 +117,14 @@ def test_ctrl_c_keeps_what_was_measured_and_exits_three(tmp_path):
     _, err = process.communicate(timeout=120)
     assert process.returncode == INTERNAL and "interrupted" in err and "Traceback" not in err
     document = json.loads((tmp_path / "records.json").read_text())
-    assert document["meta"]["status"] == "WalkInterrupted" and len(document["records"]) == 3
+    assert document["meta"]["status"] == "WalkInterrupted" and len(document["records"]) in (3, 6, 9, 12)
 
 
 def test_an_interrupted_walk_is_written_too(tmp_path, monkeypatch, capsys):
-    steps = iter(range(10_000))
     add = Recorder.add
 
     def interrupted(self, *sizes):
-        if next(steps) == 250:
+        if len(self.lengths) == 2 and self.filled == 50:
             raise KeyboardInterrupt
         add(self, *sizes)
 
@@ -133,4 +132,5 @@ def test_an_interrupted_walk_is_written_too(tmp_path, monkeypatch, capsys):
     assert run(["validate", "--optimizer", "lion", "--steps", "1000", "--neurons", "4", "--fan-in", "4"]) == INTERNAL
     assert "interrupted at step 251 of 1000" in capsys.readouterr().err
     rows = (tmp_path / "rwsim-validate" / "walk.csv").read_text().splitlines()
-    assert [row.split(",")[:2] for row in rows[1:]] == [["(ended early)", "100"], ["(ended early)", "200"], ["(ended early)", "250"]]
+    assert all("(ended early)" in row for row in rows[1:])
+    assert [row.split(",")[1] for row in rows[1:4]] == ["100", "200", "250"]

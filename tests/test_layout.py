@@ -12,7 +12,7 @@ import rwsim
 
 ROOT = Path(rwsim.__file__).parent
 # One way only: a module may import from its own layer and from those to its left.
-LAYERS = ("errors", "optimizers", "theory", "walk", "stats", "validate", "tables", "plots", "cli")
+LAYERS = ("errors", "optimizers", "theory", "walk", "stats", "config", "validate", "tables", "plots", "cli")
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
@@ -26,7 +26,7 @@ def imported(path: Path) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             node.body = []
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)

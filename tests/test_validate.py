@@ -10,12 +10,13 @@ import torch
 
 import rwsim
 from rwsim import validate as validate_function
+from rwsim.config import PAPER_CASES, Settings
 from rwsim.errors import InvalidArgument, NoEquilibrium, WalkDiverged, WalkInterrupted
 from rwsim.optimizers import SGDM, AdamL2, AdamW, Lion
 from rwsim.stats.verdict import AGREES, DIFFERS, UNDECIDED
 from rwsim.theory.equilibrium import Equilibrium, Prediction, predict_equilibrium
-from rwsim.theory.transient import approach
-from rwsim.validate import PAPER_CASES, Settings, compare
+from rwsim.theory.transient import Approach, approach
+from rwsim.validate import Case, compare, prepare
 from rwsim.walk.measure import QUANTITIES
 from rwsim.walk.simulate import run
 from rwsim.walk.system import Layer
@@ -42,7 +43,9 @@ def scaled(prediction: Prediction, factor: float) -> Prediction:
 
 
 def verdicts(walk, rule, prediction, settings, burn_in, layers):
-    return [r.verdict for r in compare(rule, walk, prediction, settings, burn_in=burn_in, layers=layers)]
+    layer = Layer.draw(settings.fan_in, settings.neurons, gamma="uniform")
+    case = Case(rule, layer, layers, prediction, Approach(np.zeros(1)), burn_in, "")
+    return [r.verdict for r in compare(case, walk, settings)]
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -129,11 +132,9 @@ def test_few_samples_are_a_reason_of_their_own():
 
 
 def test_a_drift_that_theory_did_not_see_is_a_reason():
-    layer = Layer.draw(32, 64, gamma="uniform")
-    rule = FAST_TOY["adamw"]
-    walk = run([rule], layer, steps=1500)
-    prediction = predict_equilibrium(rule, layer.law("marginal"))
-    records = compare(rule, walk, prediction, Settings(fan_in=32, steps=1500), burn_in=0)  # told that no burn-in is needed
+    rule, settings = FAST_TOY["adamw"], Settings(fan_in=32, neurons=64, steps=1500, gamma="uniform")
+    case = dataclasses.replace(prepare(rule, settings, 1.0), burn_in=0)  # told that no burn-in is needed
+    records = compare(case, run([rule], case.layer, steps=1500, layers=case.layers), settings)
     assert {r.verdict for r in records} == {UNDECIDED} and "drifts" in records[0].reason
 
 
@@ -182,9 +183,9 @@ def test_default_cases_are_the_papers():
 
 def test_layers_make_up_for_the_burn_in():
     result = rwsim.validate("adamw", lr=0.02, weight_decay=1.0, betas=(0.9, 0.99), steps=1000, neurons=16, fan_in=16)
-    (case,) = result.cases
+    ((case, walk),) = [(r.case, r.walk) for r in result.cases]
     assert case.burn_in is not None and case.layers == math.ceil(1000 / (1000 - case.burn_in)) > 1
-    assert case.walk.norm_sq.shape[2] == 16 * case.layers
+    assert walk.norm_sq.shape[2] == 16 * case.layers
     assert rwsim.validate("adamw", lr=0.02, weight_decay=1.0, steps=300, neurons=4, fan_in=8, layers=3).cases[0].walk.norm_sq.shape[2] == 12
 
 
@@ -202,12 +203,13 @@ def test_an_unstable_walk_that_survives_is_undecided():
 
 def test_interruption_keeps_finished_cases():
     def stop(label, step, total):
-        if "betas=(0.9, 0.99)" in label:
+        if "betas=0.9/0.99 " in label and step == 200:
             raise KeyboardInterrupt
 
     result = rwsim.validate("lion", steps=300, neurons=4, fan_in=4, progress=stop)
     assert isinstance(result.stopped, WalkInterrupted) and len(result.cases) == 1
-    assert result.partial is not None and result.partial.steps == 100
+    ((case, walk),) = result.partial
+    assert case.rule.values.betas == (0.9, 0.99) and walk.steps == 200
 
     def stop_between(case):
         raise KeyboardInterrupt

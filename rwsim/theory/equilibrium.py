@@ -8,7 +8,6 @@ is fitted to a run.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import sympy as sp
@@ -18,6 +17,7 @@ from rwsim.errors import NoEquilibrium, RwsimError, UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import paper
 from rwsim.theory import symbols as sym
+from rwsim.theory._cache import cached
 from rwsim.theory.moments import LinearResponse, linear_response, stationary_moments
 from rwsim.theory.noise import Array, GradientLaw
 
@@ -100,7 +100,7 @@ def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:
     return Prediction(_paper(rule, law, spread), exact, unit_grad_norm_sq, linearized)
 
 
-@cache
+@cached
 def numeric(rule: type[UpdateRule], expressions: tuple[sp.Expr, ...], extra: tuple[sp.Symbol, ...]) -> Callable[..., list]:
     """numpy function of (hyperparameters in declaration order, *extra) for a tuple of expressions."""
     return sp.lambdify((*sym.flat(sym.hyper_symbols(rule)), *extra), list(expressions), modules="numpy", cse=True)

@@ -11,7 +11,6 @@ by its stationary value D; a sign by a separate drive s, whose argument n is aga
 """
 
 from dataclasses import dataclass
-from functools import cache
 from types import SimpleNamespace
 
 import sympy as sp
@@ -19,6 +18,7 @@ import sympy as sp
 from rwsim.errors import UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import symbols as sym
+from rwsim.theory._cache import cached
 
 _g = sp.Symbol("g", real=True)
 _s = sp.Symbol("s", real=True)
@@ -101,7 +101,7 @@ def _linear(rule: str, name: str, expr: sp.Expr, variables: list[sp.Symbol]) -> 
     return coefficients
 
 
-@cache
+@cached
 def linear_response(rule: type[UpdateRule]) -> LinearResponse:
     """Evaluate `rule.update` on symbols and read the linear state space off it.
 
@@ -200,7 +200,7 @@ def lyapunov(transition: sp.Matrix, drive: sp.Matrix) -> sp.Matrix:
     return p.subs(solution).applyfunc(sp.factor)
 
 
-@cache
+@cached
 def stationary_moments(rule: type[UpdateRule]) -> StationaryMoments:
     """Exact stationary second moments of a linear or second-moment-normalized rule, in closed form.
 

@@ -136,14 +136,17 @@ def faithful_gradient(
         dL/dW of every row.
     """
     configs, rows, dim = weight.shape
-    draw = {"generator": generator, "dtype": weight.dtype, "device": weight.device}
-    inputs = gamma_in[:, None] * torch.randn((configs, layers, dim, batch), **draw)
-    out_grad = gamma_out.view(layers, -1, 1) * torch.randn((configs, layers, rows // layers, batch), **draw)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=weight.dtype, device=weight.device)
+
+    inputs = gamma_in[:, None] * normal(configs, layers, dim, batch)
+    out_grad = gamma_out.view(layers, -1, 1) * normal(configs, layers, rows // layers, batch)
     z = weight.view(configs, layers, -1, dim) @ inputs
     z = z - z.mean(-1, keepdim=True)
     deviation = z.square().mean(-1, keepdim=True).sqrt()
-    normal = z / deviation
-    back = out_grad - out_grad.mean(-1, keepdim=True) - normal * (out_grad * normal).mean(-1, keepdim=True)
+    unit = z / deviation
+    back = out_grad - out_grad.mean(-1, keepdim=True) - unit * (out_grad * unit).mean(-1, keepdim=True)
     return ((back / deviation) @ inputs.mT).reshape(configs, rows, dim)
 
 
