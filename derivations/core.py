@@ -32,7 +32,7 @@ class Step:
     reason: str
     relation: str = "="
     small: sp.Symbol | None = None
-    towards: sp.Expr = sp.Integer(0)
+    towards: sp.Expr = sp.S.Zero
     symbolic: bool = True
     evaluate: Callable[[], float] | None = None
     wrong: bool = False

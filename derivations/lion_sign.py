@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from itertools import pairwise
 
 import sympy as sp
 
@@ -33,7 +34,7 @@ def correlation(rule):
 def arcsine_mean(theta):
     """Mean of sign(cos phi) sign(cos(phi - theta)) over a full turn, arc by arc between the changes of sign."""
     ends = [theta - sp.pi / 2, sp.pi / 2, sp.pi / 2 + theta, 3 * sp.pi / 2, 3 * sp.pi / 2 + theta]
-    arcs = [(a, b, (a + b) / 2) for a, b in zip(ends, ends[1:], strict=False)]
+    arcs = [(a, b, (a + b) / 2) for a, b in pairwise(ends)]
     return sp.Add(*((b - a) * sp.sign(sp.cos(mid)) * sp.sign(sp.cos(mid - theta)) for a, b, mid in arcs)) / (2 * sp.pi)
 
 

@@ -25,29 +25,33 @@ def _grown(rule):
     return W + sym.C * (after - W).subs(sym.grad_sq, D**2)
 
 
+def _gain(rule):
+    """What the recurrence adds per step, to E||omega||^2, or to its square where gradients shrink with the norm."""
+    new = _grown(rule)
+    return sp.limit(sp.expand(new**2 - W**2), W, sp.oo) if balance.kind(rule) == "linear" else sp.simplify(new - W)
+
+
+def rotation_without_decay(rule):
+    """RMS update over norm at time t, from the start norm W_0."""
+    gain, size = _gain(rule), update_sq(rule).doit()
+    if balance.kind(rule) == "linear":
+        norm_sq = sp.sqrt(start_sq**2 + gain * time)
+        return sp.sqrt(size.subs(sym.grad_sq, unit_grad_norm_sq / norm_sq) / norm_sq)
+    return sp.sqrt(sym.C * size.subs(sym.grad_sq, D**2) / (start_sq + gain * time))
+
+
 def steps(context):
     for rule in context.rules:
-        new = _grown(rule)
+        new, gain = _grown(rule), _gain(rule)
         if balance.kind(rule) == "linear":
-            gain = sp.limit(sp.expand(new**2 - W**2), W, sp.oo)
             yield Step(
                 f"{rule.name}: growth", new**2 - W**2, gain,
                 "Without decay the norm^4 gains a constant per step once it is large: gradients shrink as the norm grows.",
                 relation="~", small=W, towards=sp.oo,
             )  # fmt: skip
-            norm_sq = sp.sqrt(start_sq**2 + gain * time)
-            size = update_sq(rule).doit().subs(sym.grad_sq, unit_grad_norm_sq / norm_sq)
         else:
-            gain = sp.simplify(new - W)
-            yield Step(
-                f"{rule.name}: growth", new, W + gain,
-                "Without decay the norm^2 gains u^2, a constant, at every step.",
-            )  # fmt: skip
-            norm_sq = start_sq + gain * time
-            size = sym.C * update_sq(rule).doit()
-            size = size.subs(sym.grad_sq, D**2)
-        rotation = sp.sqrt(size / norm_sq)
-        slope = sp.simplify(sp.diff(sp.log(rotation), time))
+            yield Step(f"{rule.name}: growth", new, W + gain, "Without decay the norm^2 gains E||u||^2, a constant, at every step.")  # fmt: skip
+        slope = sp.simplify(sp.diff(sp.log(rotation_without_decay(rule)), time))
         yield Step(
             f"{rule.name}: the rotation falls as t^(-1/2)", slope * time, -sp.Rational(1, 2),
             "d log(rotation) / d log t tends to -1/2.", relation="~", small=time, towards=sp.oo,
