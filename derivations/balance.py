@@ -8,8 +8,9 @@ from functools import cache
 
 import sympy as sp
 
-from derivations.checks import points, settle
+from derivations.checks import settle
 from derivations.expectation import E, g, t
+from derivations.sample import points
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import symbols as sym
 from rwsim.theory.moments import linear_response, lyapunov, stationary_moments
@@ -57,6 +58,7 @@ def after_one(rule: type[UpdateRule]) -> E:
     return E((omega + d * omega + u * g[t]) ** 2, (omega, W))
 
 
+@cache
 def argument_sq(rule: type[UpdateRule]) -> sp.Expr:
     """E n^2 of a sign's argument, unevaluated."""
     return E(argument_kernel(rule).output(g, t) ** 2)
@@ -68,6 +70,7 @@ def normalizer_sq(rule: type[UpdateRule]) -> sp.Expr:
     return square[0, 0] * W + of_grad * G
 
 
+@cache
 def eliminate(rule: type[UpdateRule], expr: sp.Expr) -> sp.Expr:
     """Replace G (and D) in a quadratic form of one coordinate, so that the whole vector's balance remains."""
     match kind(rule):

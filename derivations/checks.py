@@ -1,57 +1,22 @@
 """How a step is checked: numerically at random admissible points to 30 digits, and symbolically where sympy can."""
 
-import random
-
 import mpmath as mp
 import sympy as sp
 
-from rwsim.theory import symbols as sym
+from derivations.sample import POINTS, points
+from derivations.sums import summed
 
-POINTS = 30
 DIGITS = 30
 _TOLERANCE = mp.mpf(10) ** -DIGITS
-# Where hyperparameters are drawn from. In all of it lr times weight decay stays below 1 - momentum.
-_RANGES = {sym.eta: (1e-3, 0.2), sym.lam: (1e-2, 0.5), sym.alpha: (0.05, 0.9), sym.beta1: (0.05, 0.9), sym.beta2: (0.05, 0.95)}
 
 
 class StepFailed(AssertionError):
     """A step of a derivation does not hold; the message says where."""
 
 
-def points(symbols, count=POINTS):
-    """`count` random admissible values of `symbols`, always the same ones."""
-    rng = random.Random(20240716)
-    ordered = sorted(symbols, key=lambda s: (s.name, str(s.assumptions0)))
-    for _ in range(count):
-        yield {s: _draw(s, rng) for s in ordered}
-
-
-def _draw(symbol, rng):
-    if symbol in _RANGES:
-        return mp.mpf(rng.uniform(*_RANGES[symbol]))
-    if symbol.is_integer:
-        return mp.mpf(rng.randint(2, 40))
-    return mp.mpf(rng.uniform(0.1, 4.0) if symbol.is_nonnegative else rng.uniform(-3.0, 3.0))
-
-
 def settle(expr):
-    """Carry out sums, limits and expectations; of a conditional result keep the branch of the admissible region."""
-    expr = sp.sympify(expr).doit()
-
-    def branch(piecewise):
-        conditions = [condition for _, condition in piecewise.args]
-        if not all(s.is_nonnegative for c in conditions for s in sp.sympify(c).free_symbols):
-            return piecewise  # a condition on variables (a ReLU), not on where a sum converges
-        values = []
-        for point in points(piecewise.free_symbols):
-            values.append(next((value for value, condition in piecewise.args if condition.subs(point) == True), None))  # noqa: E712
-        return values[0] if values[0] is not None and values.count(values[0]) == len(values) else piecewise
-
-    def gone(power):  # sympy sums b^k (b - 1) by telescoping and leaves b^oo
-        return sp.Integer(0) if all(abs(power.base.subs(point)) < 1 for point in points(power.free_symbols)) else power
-
-    expr = expr.replace(lambda e: isinstance(e, sp.Piecewise), branch)
-    return expr.replace(lambda e: e.is_Pow and e.exp is sp.oo, gone)
+    """Carry out sums, limits, integrals and expectations."""
+    return summed(sp.sympify(expr)).doit()
 
 
 def vanishes(expr):

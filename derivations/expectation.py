@@ -4,10 +4,12 @@
 term, including infinite sums of gradients. Nothing else is assumed, and a third power of a random variable is refused.
 """
 
+from functools import cache
 from itertools import product
 
 import sympy as sp
 
+from derivations.sums import geometric
 from rwsim.theory import symbols as sym
 
 g = sp.IndexedBase("g")  # the gradients of successive steps, one coordinate
@@ -27,8 +29,7 @@ class E(sp.Expr):
         return sp.Expr.__new__(cls, sp.sympify(expr), *(sp.Tuple(*pair) for pair in moments))
 
     def doit(self, **hints):
-        moments = {sp.Symbol("g"): sym.grad_sq, **{variable: moment for variable, moment in self.args[1:]}}
-        return sp.Add(*(_expect(term, moments) for term in sp.Add.make_args(sp.expand(self.args[0]))))
+        return _expectation(self)
 
     def _latex(self, printer):
         return rf"\mathbb{{E}}\left[{printer._print(self.args[0])}\right]"
@@ -40,6 +41,12 @@ class E(sp.Expr):
         form = printer._print(self.args[0])
         form = type(form)(*form.parens("[", "]"))
         return type(form)(*form.left("E"))
+
+
+@cache
+def _expectation(e):
+    moments = {sp.Symbol("g"): sym.grad_sq, **{variable: moment for variable, moment in e.args[1:]}}
+    return sp.Add(*(_expect(term, moments) for term in sp.Add.make_args(sp.expand(e.args[0]))))
 
 
 def _expect(term, moments):
@@ -102,4 +109,4 @@ def _pair(a, b, moments):
         raise NotImplementedError("sums that run against each other")
     first, last = sp.Max(b[3][1], low - shift), sp.Min(b[3][2], high - shift)
     summand = sp.powsimp(a[0].subs(index, where) * b[0].subs(b[3][0], inner))
-    return moment * sp.Sum(summand, (inner, first, last)).doit()
+    return moment * geometric(summand, inner, first, last)

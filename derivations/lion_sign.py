@@ -109,7 +109,8 @@ def steps(rule):
         "a limit above 1 - 2/pi however small eta lambda is.", relation=">",
     )  # fmt: skip
     yield Step(
-        f"{rule.name}: without momentum the norm^2 is off by pi/2", excess(rule).subs(beta1, 0).subs(ARCS, sp.asin(rho.subs(beta1, 0))), sp.pi / 2,
+        f"{rule.name}: without momentum the norm^2 is off by pi/2",
+        excess(rule).subs(beta1, 0).subs(ARCS, sp.asin(rho.subs(beta1, 0))), sp.pi / 2,
         "At beta_1 = 0 arguments are uncorrelated, the sign has size eta sqrt(C) and the linear part only 2/pi of its square.",
     )  # fmt: skip
     for betas, text in STATED.items():

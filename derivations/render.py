@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import sympy as sp
+from sympy.printing.pretty.pretty import PrettyPrinter
+from sympy.printing.pretty.stringpict import prettyForm, stringPict
 
 from derivations.core import Result, Step
 
@@ -23,16 +25,8 @@ def _tex(step: Step) -> str:
 
 def _pretty(step: Step) -> str:
     relation = step.relation + (f" [{step.small} -> {step.towards}]" if step.relation == "~" else "") + (" ?" if step.wrong else "")
-    left, middle, right = (sp.pretty(x, wrap_line=False) if not isinstance(x, str) else x for x in (step.lhs, f" {relation} ", step.rhs))
-    if "\n" not in left + right:
-        return left + middle + right
-    form = sp.printing.pretty.stringpict.prettyForm
-    joined = form(*sp.printing.pretty.stringpict.stringPict.next(_block(step.lhs), middle, _block(step.rhs)))
-    return str(joined)
-
-
-def _block(expr: sp.Expr) -> object:
-    return sp.printing.pretty.pretty.PrettyPrinter({"wrap_line": False})._print(expr)
+    left, right = (PrettyPrinter({"wrap_line": False})._print(side) for side in (step.lhs, step.rhs))
+    return str(prettyForm(*stringPict.next(left, f" {relation} ", right)))
 
 
 def _escape(text: str) -> str:

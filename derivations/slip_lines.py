@@ -12,7 +12,6 @@ from derivations.t01_table_1 import update_sq
 from derivations.t12_no_decay import rotation_without_decay, time
 from rwsim.optimizers import SGDM, AdamL2, AdamW, Lion
 from rwsim.theory import paper
-from rwsim.theory import symbols as sym
 from rwsim.theory.moments import linear_response, lyapunov
 from rwsim.theory.response import Kernel, gradient_kernel, lag
 from rwsim.theory.symbols import C, alpha, beta1, beta2, eta, lam
@@ -47,7 +46,8 @@ def main_text():
     yield {
         "id": "3.1-mean-of-square", "where": "Eq. smd_pythagorean, second leg", "rules": (),
         "printed": (_length(2), _length(1) ** 2), "corrected": (_length(2), 2 * E(radial**2, (radial, _s**2))),
-        "reason": "The square of E||u_perp|| is printed where E||u_perp||^2 is meant: they differ for a random length (two normal coordinates).",
+        "reason": "The square of E||u_perp|| is printed where E||u_perp||^2 is meant: they differ for a random length (two normal "
+        "coordinates).",
     }  # fmt: skip
     yield {
         "id": "3.1-sign-of-radial", "where": "Eq. smd_pythagorean and figure, ||d - u_par||", "rules": (),
@@ -71,8 +71,10 @@ def main_text():
     n = sp.Symbol("n", integer=True, positive=True)
     yield {
         "id": "3.2-momentum-weights", "where": "Eq. rms_update1: beta_1^(t-k) on g_(t-k)", "rules": ("adamw",),
-        "printed": (kernel.tail.subs(lag, n) / kernel.head, beta1 ** (2 * n - n + 1)), "corrected": (kernel.tail.subs(lag, n) / kernel.head, beta1**n),
-        "reason": "The gradient of k steps ago has weight beta_1^k, falling with age; the printed weight grows with age (here t = 2n + 1, k = n).",
+        "printed": (kernel.tail.subs(lag, n) / kernel.head, beta1 ** (2 * n - n + 1)),
+        "corrected": (kernel.tail.subs(lag, n) / kernel.head, beta1**n),
+        "reason": "The gradient of k steps ago has weight beta_1^k, falling with age; the printed weight grows with age (here t = 2n + "
+        "1, k = n).",
     }  # fmt: skip
     yield {
         "id": "3.2-geometric-sum", "where": "Eqs. rms_update2 to rms_update3", "rules": ("adamw",),
@@ -95,7 +97,8 @@ def main_text():
     yield {
         "id": "3.4-lambda-u", "where": "Section 3.4: lambda_u = -E[u_par] / (eta ||omega||), for SGDM", "rules": ("sgdm",),
         "printed": (-u * radial_grad / eta, radial_grad), "corrected": (lam * u * radial_grad / d, radial_grad),
-        "reason": "The contribution of a radial gradient lambda_g omega carries momentum's factor 1/(1 - alpha), and so does the decay's: it "
+        "reason": "The contribution of a radial gradient lambda_g omega carries momentum's factor 1/(1 - alpha), and so does the "
+        "decay's: it "
         "must be divided out, as appendix H does (T6).",
     }  # fmt: skip
     slope = sp.diff(sp.log(rotation_without_decay(AdamW)), time)
@@ -109,10 +112,12 @@ def main_text():
     }  # fmt: skip
     rotation = paper.TABLE_1["adam_l2"].rotation
     yield {
-        "id": "5.3-thousandfold", "where": "Section 5.3: 30 times in Adam+l2's rotation is 1000 times in the learning rate", "rules": ("adam_l2",),
+        "id": "5.3-thousandfold",
+        "where": "Section 5.3: 30 times in Adam+l2's rotation is 1000 times in the learning rate", "rules": ("adam_l2",),
         "origin": "new", "printed": (rotation.subs(eta, 1000 * eta) / rotation, sp.Integer(30)),
         "corrected": (rotation.subs(eta, sp.Integer(30) ** sp.Rational(3, 2) * eta) / rotation, sp.Integer(30)),
-        "reason": "Table 1 gives Adam+l2's rotation as eta^(2/3): 30 times is 30^(3/2) = 164. About 1000 = 30^2 follows from the square root "
+        "reason": "Table 1 gives Adam+l2's rotation as eta^(2/3): 30 times is 30^(3/2) = 164. About 1000 = 30^2 follows from the "
+        "square root "
         "in the other columns.",
         "changes": "no (an illustration)",
     }  # fmt: skip
@@ -160,7 +165,8 @@ def appendix_c_d():
     average = _average(beta2, 1 - beta2)
     kept, now = E(average(g, t - 1) ** 2), (1 - beta2) * g[t - 1]
     yield {
-        "id": "D-momentum-index", "where": "Appendix D, second line of E||n_t||^2: m_(t-1) within m_(t-1)", "rules": ("lion",), "origin": "new",
+        "id": "D-momentum-index",
+        "where": "Appendix D, second line of E||n_t||^2: m_(t-1) within m_(t-1)", "rules": ("lion",), "origin": "new",
         "printed": (kept, E((beta2 * average(g, t - 1) + now) ** 2)), "corrected": (kept, E((beta2 * average(g, t - 2) + now) ** 2)),
         "reason": "m_(t-1) = beta_2 m_(t-2) + (1 - beta_2) g_(t-1); as printed m_(t-1) and g_(t-1) would be correlated.",
     }  # fmt: skip
@@ -204,7 +210,8 @@ def appendix_e_to_l():
         "id": "E-tangent", "where": "Appendix E, assumption 4: E||u|| = ||omega|| tan(phi)", "rules": ("adam_l2",), "origin": "new",
         "printed": ((size * sp.cos(phi)) ** 2 + (size * sp.tan(phi)) ** 2, size**2),
         "corrected": ((size * sp.cos(phi)) ** 2 + (size * sp.sin(phi)) ** 2, size**2),
-        "reason": "In the triangle, with ||d|| = ||omega|| (1 - cos phi), u is the leg ||omega|| sin(phi); to first order in phi they agree.",
+        "reason": "In the triangle, with ||d|| = ||omega|| (1 - cos phi), u is the leg ||omega|| sin(phi); to first order in phi they "
+        "agree.",
     }  # fmt: skip
     _, d = balance.contributions(AdamL2)
     yield {
@@ -225,12 +232,14 @@ def appendix_e_to_l():
     norm_sq = per_root_v * l1
     rotation = sp.sqrt(C * update_sq(AdamL2).doit().subs(G, D**2) / norm_sq)
     yield {
-        "id": "E-norm-without-scale-invariance", "where": "Appendix E: a square root instead of a cube root, in the norm", "rules": ("adam_l2",),
+        "id": "E-norm-without-scale-invariance",
+        "where": "Appendix E: a square root instead of a cube root, in the norm", "rules": ("adam_l2",),
         "printed": (sp.sqrt(norm_sq), sp.sqrt(eta / (2 * lam) * l1)), "corrected": None,
         "reason": "Suspected with the sentence on the rotation; for the norm the replacement is right.",
     }  # fmt: skip
     yield {
-        "id": "E-rotation-without-scale-invariance", "where": "Appendix E: the rotation's cube root would be a square root", "rules": ("adam_l2",),
+        "id": "E-rotation-without-scale-invariance",
+        "where": "Appendix E: the rotation's cube root would be a square root", "rules": ("adam_l2",),
         "printed": (rotation, sp.sqrt(2 * eta**2 * lam / l1) * sp.sqrt(_momentum * C)),
         "corrected": (rotation, sp.sqrt(2 * eta * lam / l1) * sp.sqrt(_momentum * C)),
         "reason": "Under the square root eta^2 becomes eta.",
@@ -238,7 +247,8 @@ def appendix_e_to_l():
     yield {
         "id": "G-C-err", "where": "Appendix G: E||g/sqrt(v)|| = C C_err", "rules": ("adamw",),
         "printed": (sp.sqrt(sp.sqrt(C) / C), sp.S.One), "corrected": (sp.sqrt(C / C), sp.S.One),
-        "reason": "Without error the length is sqrt(C), which the printed definition takes for C_err = 1/sqrt(C); with the square it is 1, and "
+        "reason": "Without error the length is sqrt(C), which the printed definition takes for C_err = 1/sqrt(C); with the square it "
+        "is 1, and "
         "the printed effect sqrt(C_err) on the norm is right (T7).",
     }  # fmt: skip
     yield {
@@ -260,7 +270,8 @@ def appendix_e_to_l():
     yield {
         "id": "I-decay-of-tracker", "where": "Appendix I: beta should be about sqrt(a)", "rules": (),
         "printed": tracked(sp.sqrt(RATE)), "corrected": tracked(RATE),
-        "reason": "nu tracks the squared update, as ||omega||^2 accumulates it at rate a: with beta = a the tracker is (1 - a) ||omega||^2 at "
+        "reason": "nu tracks the squared update, as ||omega||^2 accumulates it at rate a: with beta = a the tracker is (1 - a) "
+        "||omega||^2 at "
         "every step. The root belongs to the norm.",
         "changes": "no (the default 0.9 is another value)",
     }  # fmt: skip

@@ -5,6 +5,7 @@ and turned out right is listed as refuted: there the printed form must hold. Mat
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import sympy as sp
 
@@ -55,9 +56,11 @@ class Slip:
         yield Step(f"{self.id}: corrected", *self.corrected, "The line that does follow.", **how)
 
 
-def slips() -> list[Slip]:
+@cache
+def slips() -> tuple[Slip, ...]:
     """Every entry; built when asked for, since the lines read the rules."""
-    return [Slip(**entry) for part in (slip_lines.main_text(), slip_lines.appendix_c_d(), slip_lines.appendix_e_to_l()) for entry in part]
+    parts = (slip_lines.main_text(), slip_lines.appendix_c_d(), slip_lines.appendix_e_to_l())
+    return tuple(Slip(**entry) for part in parts for entry in part)
 
 
 def table() -> str:

@@ -4,6 +4,8 @@ For each optimizer: the size of one update (the energy of its kernel), the norm 
 of gradient and decay balance (derived in T2), and their ratio, the rotation.
 """
 
+from functools import cache
+
 import sympy as sp
 
 from derivations import balance
@@ -16,6 +18,7 @@ from rwsim.theory.moments import linear_response
 from rwsim.theory.response import gradient_kernel
 
 
+@cache
 def update_sq(rule):
     """E of the squared update of one coordinate, unevaluated; under a sign the square of the sign itself."""
     response = linear_response(rule).settled()

@@ -18,7 +18,8 @@ def steps(context):
         yield Step(
             f"{rule.name}: one step of the recurrence", E((balance.omega * (1 + d) + u * g[t]) ** 2, (balance.omega, W)),
             RATE * W + sym.eta**2 * sym.grad_sq / D**2,
-            "The balance as a recurrence, per coordinate: the weight shrinks by the decay's contribution and gains u^2, where E g^2 / v = 1.",
+            "The balance as a recurrence, per coordinate: the weight shrinks by the decay's contribution and gains u^2, where E g^2 / "
+            "v = 1.",
         )  # fmt: skip
         moment = sp.Function("W")
         solution = sp.rsolve(moment(index + 1) - (1 + d) ** 2 * moment(index) - gain, moment(index), {moment(0): start_sq})

@@ -30,18 +30,18 @@ def _long_run(rule):
     """gamma_0 + 2 sum gamma_k of the updates, each autocovariance by expectation."""
     kernel = gradient_kernel(rule)
     now = kernel.output(g, t)
-    lagged = settle(E(now * kernel.output(g, t + lag)))
-    return E(now**2), E(now**2).doit() + 2 * sp.Sum(lagged, (lag, 1, sp.oo))
+    lagged = sp.factor(sp.powsimp(sp.expand(settle(E(now * kernel.output(g, t + lag))))))
+    return E(now**2) + 2 * sp.Sum(lagged, (lag, 1, sp.oo))
 
 
 def steps(context):
     for rule in context.rules:
         name, (u, _) = rule.name, balance.contributions(rule)
-        _, long_run = _long_run(rule)
         yield Step(
-            f"{name}: long-run variance per step", long_run, u**2 * G,
+            f"{name}: long-run variance per step", _long_run(rule), u**2 * G,
             "Without decay the variance of a sum of T updates grows as T times the sum of their autocovariances, and that is the square "
-            "of the total contribution: the diffusion rate per step" + (", of the sign's linear part." if balance.kind(rule) == "sign" else "."),
+            "of the total contribution: the diffusion rate per step"
+            + (", of the sign's linear part." if balance.kind(rule) == "sign" else "."),
         )  # fmt: skip
         claim = DIFFUSION.get(name) or BEYOND_DIFFUSION.get(name)
         if claim is None:

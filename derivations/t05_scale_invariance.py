@@ -57,7 +57,8 @@ def _batch_norm():
     for i in range(BATCH):
         yield Step(
             f"batch norm: backpropagation, x_{i + 1}", grad[i], printed[i],
-            "The printed backward pass is the derivative of the forward pass, for any epsilon (gamma = 1; y is the gradient of the output).",
+            "The printed backward pass is the derivative of the forward pass, for any epsilon (gamma = 1; y is the gradient of the "
+            "output).",
             symbolic=False,
         )  # fmt: skip
     yield Step(

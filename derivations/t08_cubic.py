@@ -31,7 +31,8 @@ def steps(context):
         root_of_q = sp.solve(polynomial.as_expr(), _q)[0]
         yield Step(
             f"{rule.name}: the cubic", polynomial.as_expr().subs(_q, root_of_q), sp.Integer(0),
-            "E omega_k^2 = eta sqrt(v)/(2 lambda), squared, with v = q/(C w) + lambda^2 w, is a polynomial in w = E omega_k^2; here with the "
+            "E omega_k^2 = eta sqrt(v)/(2 lambda), squared, with v = q/(C w) + lambda^2 w, is a polynomial in w = E omega_k^2; here "
+            "with the "
             "q = E g~_k^2 that solves it.",
         )  # fmt: skip
         yield Step(
@@ -63,7 +64,8 @@ def steps(context):
         yield Step(
             f"{rule.name}: the limit of the cubic",
             sym.C * small_w, printed.subs(unit_grad_l1, sym.C * sp.sqrt(q_of_w)).subs(sym.lam, x * D / sym.eta),
-            "Along the cubic, with x = eta lambda / sqrt(v) as the small number, C w is the printed norm^2 with <1, sqrt(E g~^2)> = C sqrt(q).",
+            "Along the cubic, with x = eta lambda / sqrt(v) as the small number, C w is the printed norm^2 with <1, sqrt(E g~^2)> = C "
+            "sqrt(q).",
             relation="~", small=x,
         )  # fmt: skip
         off = sp.powdenest(sym.C * small_w / printed.subs(unit_grad_l1, sym.C * sp.sqrt(q_of_w)).subs(sym.lam, x * D / sym.eta), force=True)

@@ -50,7 +50,7 @@ def steps(context):
                 relation="~", small=W, towards=sp.oo,
             )  # fmt: skip
         else:
-            yield Step(f"{rule.name}: growth", new, W + gain, "Without decay the norm^2 gains E||u||^2, a constant, at every step.")  # fmt: skip
+            yield Step(f"{rule.name}: growth", new, W + gain, "Without decay the norm^2 gains E||u||^2, a constant, at every step.")
         slope = sp.simplify(sp.diff(sp.log(rotation_without_decay(rule)), time))
         yield Step(
             f"{rule.name}: the rotation falls as t^(-1/2)", slope * time, -sp.Rational(1, 2),

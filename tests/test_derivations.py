@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 import sympy as sp
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from derivations import DERIVATIONS, execute, render, run, slips
 from derivations.checks import StepFailed
 from derivations.core import Context, Derivation, Step, for_rules
 from derivations.expectation import E, g, t
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers import RULES, SGDM, AdamW, Lion, UpdateRule
 from rwsim.theory import symbols as sym
@@ -89,7 +90,8 @@ def test_every_candidate_is_treated():
     assert len({s.id for s in entries}) == len(entries)
     assert {s.id for s in entries if s.origin == "candidate"} == CANDIDATES
     assert [s.id for s in entries if s.verdict == "refuted"] == ["E-norm-without-scale-invariance"]
-    assert all(s.id in slips.table() for s in entries)
+    table = slips.table()
+    assert all(s.id in table for s in entries)
 
 
 def test_second_order_of_adamw_changes_sign_with_momentum():
@@ -254,10 +256,10 @@ def _gradients(forward, weight, scale):
 def test_scale_invariance_at_any_size(batch, fan_in, scale, seed, through):
     """T5 for general sizes: invariance, orthogonality, inverse proportionality; float64, epsilon = 0."""
     generator = torch.Generator().manual_seed(seed)
-    inputs, target, weight = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in ((batch, fan_in), (batch,), (fan_in,)))
-    if through == "weight standardization" and fan_in == 2:
-        fan_in = 3  # two standardized weights are always +1, -1: no direction is left
-        inputs, weight = torch.randn(batch, 3, dtype=torch.float64, generator=generator), torch.randn(3, dtype=torch.float64, generator=generator)
+    # Two standardized weights are always +1 and -1: no direction is left.
+    fan_in = max(fan_in, 3) if through == "weight standardization" else fan_in
+    shapes = ((batch, fan_in), (batch,), (fan_in,))
+    inputs, target, weight = (torch.randn(*shape, dtype=torch.float64, generator=generator) for shape in shapes)
 
     def forward(w):
         out = _normalize(inputs @ w) if through == "batch norm" else inputs @ _normalize(w)
