@@ -60,7 +60,7 @@ def main_text():
         "id": "3.1-mean-of-radial", "where": "Eq. smd_pythagorean, first leg", "rules": (), "origin": "new",
         "printed": (whole, kept), "corrected": (whole, kept + _U / C),
         "reason": "E inside the first square drops the variance of u_par, a part 1/C of E||u||^2; section 3.2 keeps it.",
-        "changes": "by 1/C in the norm^2, unless u is exactly orthogonal",
+        "changes": "norm^2 by a part 1/C, unless u is exactly orthogonal",
     }  # fmt: skip
     yield {
         "id": "3.2-square-of-u", "where": "Section 3.2, below the recurrence: E[u] = eta^2 C", "rules": ("adamw",),
@@ -199,7 +199,7 @@ def appendix_c_d():
         "origin": "new", "printed": (without, sp.S.One), "corrected": (without, sp.pi / 2),
         "reason": "Its square adds to the norm^2 and does not vanish as eta lambda -> 0 (arcsine law, T2). Without momentum it is all that "
         "the linear part lacks.",
-        "changes": "norm^2 of Lion times 1.006 to pi/2, depending on the betas",
+        "changes": "norm^2 of Lion: times 1.006 at betas (0.9, 0.999), pi/2 at beta_1 = 0",
     }  # fmt: skip
 
 

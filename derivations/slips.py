@@ -65,7 +65,8 @@ def slips() -> tuple[Slip, ...]:
 
 def table() -> str:
     """The entries as a Markdown table."""
-    rows = [f"| {s.id} | {s.where} | {s.verdict} | {s.origin} | {s.reason} | {s.changes} |" for s in slips()]
+    cells = [(s.id, s.where, s.verdict, s.origin, s.reason, s.changes) for s in slips()]
+    rows = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in cells]
     return "\n".join(["| slip | where | verdict | origin | reason | changes a result |", "|---|---|---|---|---|---|", *rows])
 
 
