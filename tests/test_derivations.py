@@ -96,6 +96,7 @@ def test_every_candidate_is_treated():
 
 def test_second_order_of_adamw_changes_sign_with_momentum():
     (entry,) = [s for s in slips.slips() if s.id == "3.2-second-order"]
+    assert entry.corrected is not None
     coefficient = entry.corrected[1] / entry.small
     assert sp.simplify(coefficient.subs(sym.beta1, sp.sqrt(5) - 2)) == 0
     assert coefficient.subs(sym.beta1, 0.1) > 0 > coefficient.subs(sym.beta1, 0.9)

@@ -4,7 +4,7 @@ The total response (sum of a kernel) is the paper's total update contribution; i
 diffusion rate. The energy (sum of squares) is the size of a single update.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy as sp
 
@@ -41,8 +41,8 @@ class Kernel:
 def _settled(rule: type[UpdateRule]) -> LinearResponse:
     """The response long after the start, with eps ignored (the paper's assumption)."""
     r = linear_response(rule).settled()
-    plain = [m.subs(sym.epsilon, 0) for m in (r.transition, r.drive, r.sign_drive)]
-    return LinearResponse(r.rule, r.direction, r.states, *plain, r.argument, r.square, r.average, r.correction)
+    plain = {name: getattr(r, name).subs(sym.epsilon, 0) for name in ("transition", "drive", "sign_drive")}
+    return replace(r, **plain)
 
 
 def _through_buffers(row: sp.Matrix, buffers: sp.Matrix, into: sp.Matrix) -> sp.Expr:
