@@ -9,6 +9,8 @@ Example:
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
+import sympy as sp
+
 from derivations import (
     slips,
     t01_table_1,
@@ -74,4 +76,22 @@ def _for_rule(rule: type[UpdateRule], order: int) -> list[Result]:
     return [execute(d, Context((rule,), order)) for d in DERIVATIONS.values() if d.relevant(rule)]
 
 
-__all__ = ["DERIVATIONS", "FORMATS", "Context", "Derivation", "Result", "Step", "execute", "render", "run"]
+def records(results: Iterable[Result]) -> list[dict[str, object]]:
+    """Results as plain data: every step with its sides in LaTeX and how it was checked."""
+    return [
+        {
+            "id": r.derivation.id,
+            "title": r.derivation.title,
+            "where": r.derivation.where,
+            "ok": r.ok,
+            "failure": r.failure,
+            "steps": [
+                {"name": s.name, "lhs": sp.latex(s.lhs), "relation": s.relation, "rhs": sp.latex(s.rhs), "reason": s.reason, "checked": how}
+                for s, how in r.checked
+            ],
+        }
+        for r in results
+    ]
+
+
+__all__ = ["DERIVATIONS", "FORMATS", "Context", "Derivation", "Result", "Step", "execute", "records", "render", "run"]

@@ -4,8 +4,6 @@ Everything here comes from the rule's one `update`; what depends on the kind of 
 how E g^2 of a coordinate is eliminated.
 """
 
-from functools import cache
-
 import sympy as sp
 
 from derivations.checks import settle
@@ -13,6 +11,7 @@ from derivations.expectation import E, g, t
 from derivations.sample import points
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import symbols as sym
+from rwsim.theory._cache import cached
 from rwsim.theory.moments import linear_response, lyapunov, stationary_moments
 from rwsim.theory.paper import unit_grad_l1, unit_grad_norm_sq
 from rwsim.theory.response import argument_kernel, decay_kernel, gradient_kernel
@@ -23,14 +22,14 @@ x = sp.Symbol("x", positive=True)  # lr times weight decay (over sqrt(v) for a c
 G, D = sym.grad_sq, sym.normalizer
 
 
-@cache
+@cached
 def kind(rule: type[UpdateRule]) -> str:
     """``linear``, ``normalized``, ``coupled`` (normalized, with the decay in the buffers) or ``sign``."""
     response = linear_response(rule)
     return "coupled" if response.direction == "normalized" and not response.decoupled else response.direction
 
 
-@cache
+@cached
 def contributions(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr]:
     """u per unit of gradient and d per unit of weight, summed."""
     return sp.factor(settle(gradient_kernel(rule).total)), sp.factor(settle(decay_kernel(rule).total))
@@ -58,7 +57,7 @@ def after_one(rule: type[UpdateRule]) -> E:
     return E((omega + d * omega + u * g[t]) ** 2, (omega, W))
 
 
-@cache
+@cached
 def argument_sq(rule: type[UpdateRule]) -> sp.Expr:
     """E n^2 of a sign's argument, unevaluated."""
     return E(argument_kernel(rule).output(g, t) ** 2)
@@ -70,7 +69,7 @@ def normalizer_sq(rule: type[UpdateRule]) -> sp.Expr:
     return square[0, 0] * W + of_grad * G
 
 
-@cache
+@cached
 def eliminate(rule: type[UpdateRule], expr: sp.Expr) -> sp.Expr:
     """Replace G (and D) in a quadratic form of one coordinate, so that the whole vector's balance remains."""
     match kind(rule):
@@ -90,7 +89,7 @@ def balanced(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr]:
     return W, (1 + d) ** 2 * W + eliminate(rule, u**2 * G)
 
 
-@cache
+@cached
 def full_norm_sq(rule: type[UpdateRule]) -> sp.Expr:
     """The solution of the balance: E||omega||^2 (E omega_k^2 as a function of D for a coupled normalized rule)."""
     left, right = balanced(rule)
@@ -102,7 +101,7 @@ def full_norm_sq(rule: type[UpdateRule]) -> sp.Expr:
     return sp.factor(solution)
 
 
-@cache
+@cached
 def leading_norm_sq(rule: type[UpdateRule]) -> sp.Expr:
     """The leading term of the solution as lambda -> 0; for a coupled rule with assumption 4 (v = E g^2) and summed
     over coordinates: W = c S / sqrt(W), S = <1, sqrt(E g~^2)>, where E omega_k^2 = c sqrt(v_k)."""
@@ -112,7 +111,7 @@ def leading_norm_sq(rule: type[UpdateRule]) -> sp.Expr:
     return sp.powdenest(sp.factor(solution).as_leading_term(sym.lam), force=True)
 
 
-@cache
+@cached
 def exact_norm_sq(rule: type[UpdateRule]) -> sp.Expr:
     """The exact second moments, with the gradient eliminated as in the balance; the linear part only under a sign."""
     if kind(rule) == "sign":

@@ -4,13 +4,13 @@
 term, including infinite sums of gradients. Nothing else is assumed, and a third power of a random variable is refused.
 """
 
-from functools import cache
 from itertools import product
 
 import sympy as sp
 
 from derivations.sums import geometric
 from rwsim.theory import symbols as sym
+from rwsim.theory._cache import cached
 
 g = sp.IndexedBase("g")  # the gradients of successive steps, one coordinate
 t = sp.Symbol("t", integer=True)
@@ -43,7 +43,7 @@ class E(sp.Expr):
         return type(form)(*form.left("E"))
 
 
-@cache
+@cached
 def _expectation(e):
     moments = {sp.Symbol("g"): sym.grad_sq, **{variable: moment for variable, moment in e.args[1:]}}
     return sp.Add(*(_expect(term, moments) for term in sp.Add.make_args(sp.expand(e.args[0]))))

@@ -1,7 +1,6 @@
 """The sign of a momentum, for T2: its linear part is the paper's result, the rest does not vanish as lambda -> 0."""
 
 import math
-from functools import cache
 from itertools import pairwise
 
 import sympy as sp
@@ -13,6 +12,7 @@ from derivations.expectation import E, g, t
 from derivations.printed import kappa
 from rwsim.theory import paper
 from rwsim.theory import symbols as sym
+from rwsim.theory._cache import cached
 from rwsim.theory.moments import linear_response, lyapunov
 from rwsim.theory.response import argument_kernel, lag
 from rwsim.theory.symbols import beta1, beta2
@@ -23,7 +23,7 @@ ARCS = sp.Symbol("A", positive=True)  # sum over k >= 1 of arcsin rho_k
 _z = sp.Symbol("z", real=True)
 
 
-@cache
+@cached
 def correlation(rule):
     """E[n_t n_{t+k}] / E n_t^2 of the sign's argument."""
     kernel = argument_kernel(rule)
@@ -38,7 +38,7 @@ def arcsine_mean(theta):
     return sp.Add(*((b - a) * sp.sign(sp.cos(mid)) * sp.sign(sp.cos(mid - theta)) for a, b, mid in arcs)) / (2 * sp.pi)
 
 
-@cache
+@cached
 def excess(rule):
     """lim E||omega||^2 / (the paper's norm)^2 as eta lambda -> 0, with ARCS for the sum of arcsin rho_k over lags."""
     response = linear_response(rule).settled()

@@ -5,12 +5,12 @@ and turned out right is listed as refuted: there the printed form must hold. Mat
 """
 
 from dataclasses import dataclass
-from functools import cache
 
 import sympy as sp
 
 from derivations import slip_lines
 from derivations.core import Derivation, Step, for_rules
+from rwsim.theory._cache import cached
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Slip:
         yield Step(f"{self.id}: corrected", *self.corrected, "The line that does follow.", **how)
 
 
-@cache
+@cached
 def slips() -> tuple[Slip, ...]:
     """Every entry; built when asked for, since the lines read the rules."""
     parts = (slip_lines.main_text(), slip_lines.appendix_c_d(), slip_lines.appendix_e_to_l())

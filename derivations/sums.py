@@ -1,13 +1,12 @@
 """Geometric sums, quickly: every kernel here is one, and sympy's general summation takes a hundred times as long."""
 
-from functools import cache
-
 import sympy as sp
 
 from derivations.sample import points
+from rwsim.theory._cache import cached
 
 
-@cache
+@cached
 def geometric(summand, index, first, last=sp.oo):
     """sum of `summand` over index = first ... last, for a summand whose consecutive terms have a constant ratio.
 

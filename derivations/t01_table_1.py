@@ -4,8 +4,6 @@ For each optimizer: the size of one update (the energy of its kernel), the norm 
 of gradient and decay balance (derived in T2), and their ratio, the rotation.
 """
 
-from functools import cache
-
 import sympy as sp
 
 from derivations import balance
@@ -14,11 +12,12 @@ from derivations.core import Derivation, Step
 from derivations.expectation import E, g, t
 from rwsim.theory import paper
 from rwsim.theory import symbols as sym
+from rwsim.theory._cache import cached
 from rwsim.theory.moments import linear_response
 from rwsim.theory.response import gradient_kernel
 
 
-@cache
+@cached
 def update_sq(rule):
     """E of the squared update of one coordinate, unevaluated; under a sign the square of the sign itself."""
     response = linear_response(rule).settled()

@@ -184,6 +184,52 @@ def validate(
     return HOLDS if result.passed else FAILS
 
 
+@app.command
+def derive(
+    what: str = "all",
+    /,
+    *,
+    format: Literal["text", "latex", "markdown"] = "text",
+    order: _Whole = 1,
+    json_file: Annotated[Path | None, Parameter(name="--json", group=_OUTPUT)] = None,
+    quiet: Annotated[bool, Parameter(negative=(), group=_OUTPUT)] = False,
+) -> int:
+    """Derive the paper's results step by step, each step carried out and checked; fail if one does not hold.
+
+    Parameters
+    ----------
+    what
+        all; a rule (a name, or FILE.py:RULE for your own); or an id: T1 to T12, slips.
+    format
+        text, a LaTeX document, or Markdown.
+    order
+        To which order in lr times weight decay the exact norm is compared with the paper's.
+    json_file
+        Also write every step and how it was checked to this file.
+    quiet
+        Print nothing but errors.
+    """
+    if json_file is not None:
+        _check_place("--json", json_file, folder=False)
+    import derivations
+    from rwsim.optimizers import RULES, find_rule
+
+    chosen = find_rule(what) if what in RULES or ":" in what else what
+    results = derivations.run(chosen, order=order)
+    failures = [result.failure for result in results if not result.ok]
+    if not quiet:
+        print(derivations.render(results, format))
+        if format == "text":
+            steps = sum(len(result.checked) for result in results)
+            print(f"\n{len(results)} derivations, {steps} steps: {'every step holds' if not failures else 'NOT every step holds'}.")
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(derivations.records(results), indent=1) + "\n")
+    for failure in failures:
+        _refuse(failure, FAILS)
+    return FAILS if failures else HOLDS
+
+
 def _watched(optimizers: list[str], hyper: dict[str, Any], options: dict[str, Any], quiet: bool) -> "Validation":
     """Run the validation behind a progress bar, printing each optimizer's rows when they are there."""
     from rich.console import Console

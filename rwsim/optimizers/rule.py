@@ -14,11 +14,12 @@ from rwsim.errors import InvalidArgument
 
 
 class Domain(NamedTuple):
-    """Legal interval of a hyperparameter: `low` <= value < `high` (every upper end is open)."""
+    """Legal interval of a hyperparameter: `low` <= value < `high`, or <= `high` where the end is `closed`."""
 
     low: float
     high: float
     remedy: str
+    closed: bool = False
 
 
 # torch's names. A rule may use a name that is not listed here: it must then be finite, nothing else.
@@ -29,6 +30,9 @@ DOMAINS: Mapping[str, Domain] = MappingProxyType(
         "momentum": Domain(0.0, 1.0, "give a momentum below 1 such as 0.9"),
         "betas": Domain(0.0, 1.0, "give averages below 1 such as 0.9 0.999"),
         "eps": Domain(0.0, math.inf, "give a small constant such as 1e-8, or 0"),
+        "dampening": Domain(0.0, 1.0, "give a share of the gradient to hold back, such as 0.9"),
+        "nu": Domain(0.0, 1.0, "give a share between 0 (no momentum) and 1", closed=True),
+        "max_lr": Domain(1e-300, math.inf, "give the peak of the learning rate schedule"),
     }
 )
 
@@ -38,10 +42,10 @@ def _number(label: str, value: Any, domain: Domain | None) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise InvalidArgument(label, "must be a number", value) from None
-    low, high, remedy = domain if domain is not None else (-math.inf, math.inf, "give a finite number")
-    if not (low <= number < high) or not math.isfinite(number):
-        left = "(" if low == -math.inf else "["
-        raise InvalidArgument(label, f"must lie in {left}{low:g}, {high:g})", value, remedy)
+    low, high, remedy, closed = domain or Domain(-math.inf, math.inf, "give a finite number")
+    if not (low <= number < high or (closed and number == high)) or not math.isfinite(number):
+        left, right = "(" if low == -math.inf else "[", "]" if closed else ")"
+        raise InvalidArgument(label, f"must lie in {left}{low:g}, {high:g}{right}", value, remedy)
     return number
 
 

@@ -19,7 +19,18 @@ t = sp.Symbol("t", positive=True, integer=True)
 grad_sq = sp.Symbol("G", positive=True)  # E g_c^2 of one coordinate
 normalizer = sp.Symbol("D", positive=True)  # sqrt(v^), or the deviation of a sign's argument times sqrt(pi/2)
 
-GREEK: Mapping[str, Any] = MappingProxyType({"lr": eta, "weight_decay": lam, "momentum": alpha, "betas": (beta1, beta2), "eps": epsilon})
+GREEK: Mapping[str, Any] = MappingProxyType(
+    {
+        "lr": eta,
+        "weight_decay": lam,
+        "momentum": alpha,
+        "betas": (beta1, beta2, sp.Symbol("beta_3", nonnegative=True)),
+        "eps": epsilon,
+        "dampening": sp.Symbol("tau", nonnegative=True),
+        "nu": sp.Symbol("nu", nonnegative=True),
+        "max_lr": sp.Symbol("eta_max", positive=True),
+    }
+)
 
 
 def hyper_symbols(rule: type[UpdateRule]) -> SimpleNamespace:
@@ -27,7 +38,7 @@ def hyper_symbols(rule: type[UpdateRule]) -> SimpleNamespace:
     symbols = {}
     for key, default in rule.hyper.items():
         if key in GREEK:
-            symbols[key] = GREEK[key]
+            symbols[key] = GREEK[key][: len(default)] if isinstance(default, tuple) else GREEK[key]
         elif isinstance(default, tuple):
             symbols[key] = tuple(sp.Symbol(f"{key}_{i + 1}", real=True) for i in range(len(default)))
         else:

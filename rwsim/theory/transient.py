@@ -16,6 +16,7 @@ from rwsim.theory import symbols as sym
 from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.moments import linear_response
 from rwsim.theory.noise import Array, GradientLaw
+from rwsim.theory.rates import second_moment_step
 
 
 @dataclass(frozen=True)
@@ -69,21 +70,17 @@ def approach(rule: UpdateRule, law: GradientLaw, start_sq: float, steps: int) ->
     index = [(i, j) for i in range(n) for j in range(i, n)]
     symbols = {ij: sp.Symbol(f"P_{ij[0]}{ij[1]}") for ij in index}
     p = sp.Matrix(n, n, lambda i, j: symbols[min(i, j), max(i, j)])
-    transition, drive, white = response.transition, response.drive, sp.zeros(n, n)
     root, average = sp.Integer(1), sp.Integer(0)
     v = sp.Symbol("v")
     if response.argument is not None:
         h, k = response.argument
-        transition = transition + response.sign_drive * h / sym.normalizer
-        drive = drive + response.sign_drive * k / sym.normalizer
-        white = response.sign_drive * response.sign_drive.T * (1 - 2 / sp.pi)
         root = sp.sqrt(sp.pi / 2 * ((h * p * h.T)[0] + k**2 * sym.grad_sq))
     if response.square is not None:
         mean_square = (response.square[0] * p).trace() + response.square[1] * sym.grad_sq
         average = response.average * v + (1 - response.average) * mean_square
         root = sp.sqrt(v * response.correction)
     moments = (*symbols.values(),)
-    new = transition * p * transition.T + drive * drive.T * sym.grad_sq + white
+    new = second_moment_step(response, p)
     # Hyperparameters become numbers before compilation: the loop below is what costs.
     known = dict(zip(sym.flat(sym.hyper_symbols(type(rule))), sym.flat(rule.values), strict=True))
     compiled = [
