@@ -23,6 +23,8 @@ from rwsim.theory.noise import Array, GradientLaw
 
 _FIXED_POINT_TOLERANCE = 1e-12
 _FIXED_POINT_ITERATIONS = 500
+# Equilibrium, spread E w_c^2, E||omega||^2 of the linearized recurrence, normalizer.
+_Solution = tuple["Equilibrium", Array, float, Array | None]
 # Autocovariances are summed until the kernel has fallen by this factor; what is cut is below it in relative terms.
 _KERNEL_TAIL = 1e-12
 
@@ -68,12 +70,14 @@ class Prediction:
         unit_grad_norm_sq: Computed E||g~||^2 = E||g||^2 E||omega||^2, mean over neurons.
         linear_norm_sq: E||omega||^2 of the linearized recurrence, mean over neurons: the limit that `transient`
             approaches. Equal to that of `exact` except under a sign.
+        normalizer: sqrt of the second-moment average at equilibrium, shape (neuron, dim); None for other rules.
     """
 
     paper: Equilibrium | None
     exact: Equilibrium
     unit_grad_norm_sq: float
     linear_norm_sq: float
+    normalizer: Array | None = None
 
 
 def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:
@@ -95,9 +99,10 @@ def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:
         if getattr(values, name, None) == 0:
             raise NoEquilibrium(f"`{name}` is 0: without it there is no equilibrium to predict; give a positive value.")
     response = linear_response(type(rule)).settled()
-    exact, spread, linearized = (_sign if response.direction == "sign" else _rational)(rule, response, law)
+    solve = _sign if response.direction == "sign" else _rational
+    exact, spread, linearized, normalizer = solve(rule, response, law)
     unit_grad_norm_sq = float(((law.second_moment(spread)).sum(-1) * spread.sum(-1)).mean())
-    return Prediction(_paper(rule, law, spread), exact, unit_grad_norm_sq, linearized)
+    return Prediction(_paper(rule, law, spread), exact, unit_grad_norm_sq, linearized, normalizer)
 
 
 @cached
@@ -125,7 +130,7 @@ def fixed_point(step: Callable[[Array], Array], start: Array, what: str) -> Arra
     raise RwsimError(f"the fixed point of {what} did not settle: last relative change {np.abs(move).max():.1e}.")
 
 
-def _rational(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> tuple[Equilibrium, Array, float]:
+def _rational(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> _Solution:
     """Linear and second-moment-normalized rules: rational closed forms per coordinate."""
     moments = stationary_moments(type(rule))
     forms = numeric(type(rule), (moments.weight_sq, moments.lag_one, moments.update_sq), (sym.grad_sq, sym.normalizer))
@@ -169,7 +174,8 @@ def _rational(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> t
     if not (np.abs(np.linalg.eigvals(matrices)).max(-1) < 1).all():
         raise NoEquilibrium(f"{rule!r} has no stable equilibrium: lr times weight decay is too large.")
     relative_sq = 2 * (1 - lag_one / weight_sq)
-    return Equilibrium(weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), update_sq), spread, float(weight_sq.mean())
+    exact = Equilibrium(weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), update_sq)
+    return exact, spread, float(weight_sq.mean()), None if response.square is None else normalizer(grad_sq, spread)
 
 
 def sign_autocovariance(rule: UpdateRule, law: GradientLaw) -> tuple[Array, Array]:
@@ -211,7 +217,7 @@ def sign_autocovariance(rule: UpdateRule, law: GradientLaw) -> tuple[Array, Arra
     return np.einsum("i,j,ijk->k", weights, weights, arcsine), linear
 
 
-def _sign(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> tuple[Equilibrium, Array, float]:
+def _sign(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> _Solution:
     """Sign rules with decoupled decay: w' = rho w + b s, so E w^2 = b^2 (1 + 2 sum rho^k gamma_k) / (1 - rho^2)."""
     keep, step = numeric(type(rule), (response.transition[0, 0], response.sign_drive[0]), ())(*sym.flat(rule.values))
     if not -1 < keep < 1:
@@ -227,7 +233,7 @@ def _sign(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> tuple
     angle = 2 * math.asin(math.sqrt((1 - lag_one / weight_sq) / 2))
     spread = np.full((neurons, law.fan_in), weight_sq)
     exact = Equilibrium(law.fan_in * weight_sq * ones, angle * ones, law.fan_in * step**2 * ones)
-    return exact, spread, float(law.fan_in * linearized)
+    return exact, spread, float(law.fan_in * linearized), None
 
 
 def _paper(rule: UpdateRule, law: GradientLaw, spread: Array) -> Equilibrium | None:

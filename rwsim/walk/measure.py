@@ -23,6 +23,7 @@ class Walk:
         angle_sq: Its square.
         update_sq: ||Delta_g w||^2, squared size of the gradient part of the update.
         relative_sq: ||w_{t+1} - w_t||^2 / ||w_t||^2, squared total relative update.
+        distance_sq: ||w_{t+1} - w_t||^2; at a steady norm E<w, w'> / E||w||^2 = 1 - E distance_sq / (2 E norm_sq).
         unit_grad_sq: ||g||^2 ||w||^2, whose mean is the paper's E||g~||^2.
 
     All but `lengths` have shape (time, config, neuron), float64.
@@ -35,6 +36,7 @@ class Walk:
     angle_sq: Series
     update_sq: Series
     relative_sq: Series
+    distance_sq: Series
     unit_grad_sq: Series
 
     @property
@@ -104,7 +106,7 @@ class Recorder:
         norm, distance, update, grad = self.sizes[: self.filled].double().unbind(1)
         old = torch.cat((self.last_norm.double()[None], norm[:-1]))
         angle = rotation_angle(old, norm, distance)
-        rows = (norm.square(), angle, angle.square(), update.square(), (distance / old).square(), (grad * old).square())
+        rows = (norm.square(), angle, angle.square(), update.square(), (distance / old).square(), distance.square(), (grad * old).square())
         self.means.append(torch.stack([row.mean(0) for row in rows]).cpu().numpy())
         self.lengths.append(self.filled)
         self.last_norm, self.filled = self.sizes[self.filled - 1, 0].clone(), 0
@@ -112,7 +114,7 @@ class Recorder:
     def walk(self) -> Walk:
         """Everything recorded so far."""
         self.close()
-        series = np.array(self.means, dtype=np.float64).reshape(len(self.means), 6, *self.shape)
+        series = np.array(self.means, dtype=np.float64).reshape(len(self.means), 7, *self.shape)
         return Walk(self.window, np.array(self.lengths, dtype=np.int64), *series.swapaxes(0, 1))
 
 

@@ -14,13 +14,14 @@ from rwsim.walk.system import Gradient, Weight
 
 
 class _Recording:
-    """An `xp` that remembers the roots and signs of an update."""
+    """An `xp` that remembers the roots and signs of an update. With a `normalizer` that is every root's value."""
 
-    def __init__(self) -> None:
+    def __init__(self, normalizer: Tensor | None = None) -> None:
         self.tape: list[Tensor] = []
+        self.normalizer = normalizer
 
     def sqrt(self, x: Tensor) -> Tensor:
-        self.tape.append(torch.sqrt(x))
+        self.tape.append(torch.sqrt(x) if self.normalizer is None else self.normalizer)
         return self.tape[-1]
 
     def sign(self, x: Tensor) -> Tensor:
@@ -104,6 +105,7 @@ def walk(
     steps: int,
     window: int = 100,
     progress: Callable[[int], None] | None = None,
+    normalizer: Tensor | None = None,
 ) -> Walk:
     """Walk `steps` steps, every config with its own hyperparameters.
 
@@ -114,6 +116,8 @@ def walk(
         steps: At least 1.
         window: Steps per recorded window.
         progress: Called after each window with the number of steps done.
+        normalizer: Value of the update's square root, broadcast against `start`, in place of its own estimate: the walk in
+            which the theory of second-moment-normalized rules is exact.
 
     Raises:
         InvalidArgument: `steps` or `window` below 1, rules of several classes, a rule count other than configs.
@@ -144,7 +148,7 @@ def walk(
         for step in range(1, steps + 1):
             old = state.param
             grad = gradient(old)
-            recording = _Recording()
+            recording = _Recording(normalizer)
             state.step = step
             state = SimpleNamespace(**rule.update(grad, state, hyper, recording))
             part = gradient_part(grad, step, old, state.param, recording.tape)

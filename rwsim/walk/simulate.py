@@ -61,15 +61,19 @@ def run(
     window: int = 100,
     label: str = "",
     progress: Callable[[int], None] | None = None,
+    normalizer: torch.Tensor | None = None,
 ) -> Walk:
-    """Walk a layer of the toy system (`layers` independent copies of it, one after the other along the neuron axis)."""
+    """Walk a layer of the toy system (`layers` independent copies of it, one after the other along the neuron axis).
+
+    Arguments as in `simulate` and `reference.walk`; `label` tells walks of one seed apart.
+    """
     if layers < 1:
         raise InvalidArgument("layers", "must be at least 1", layers)
     target = resolve_device(device)
     walk = resolve_engine(engine)
     generator = seeded(seed, label or rules[0].name, target)
     start = layer.start(len(rules), layers, generator, dtype)
-    return walk(rules, layer.gradient(gradient, generator, dtype, layers), start, steps, window, progress)
+    return walk(rules, layer.gradient(gradient, generator, dtype, layers), start, steps, window, progress, normalizer)
 
 
 @dataclass(frozen=True)
