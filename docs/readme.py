@@ -1,22 +1,50 @@
-"""Run the main job and put its table and figure into README.md and docs/walk.png: `python docs/readme.py`."""
+"""Write what is generated in README.md and docs/: `python docs/readme.py` (all), or `python docs/readme.py tables`.
+
+The tables of formulas come from `derivations.tables`; the table and figure of the main job from running it (a minute).
+"""
 
 import re
+import sys
 from pathlib import Path
 
-import rwsim
-from rwsim.plots import save_validation
-from rwsim.tables import markdown
+from derivations import tables
 
 TOP = Path(__file__).parent.parent
+FORMULAS = {
+    TOP / "README.md": {"table 1": tables.table_1, "table 6": tables.table_6},
+    TOP / "docs" / "formulas.md": {"exact forms": tables.exact_forms},
+}
+
+
+def fill(text: str, name: str, content: str) -> str:
+    """Replace what stands between the markers `<!-- name -->` and `<!-- end -->`."""
+    pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
+    if not re.search(pattern, text, re.DOTALL):
+        raise ValueError(f"no markers for {name!r}")
+    return re.sub(pattern, lambda m: m[1] + content + m[2], text, flags=re.DOTALL)
+
+
+def with_formulas(path: Path) -> str:
+    """The page with its generated tables brought up to date."""
+    text = path.read_text()
+    for name, make in FORMULAS[path].items():
+        text = fill(text, name, make())
+    return text
 
 
 def main() -> None:
-    result = rwsim.validate()
-    readme = TOP / "README.md"
-    table = f"<!-- table: written by docs/readme.py -->\n{markdown(result)}\n<!-- end of table -->"
-    readme.write_text(re.sub(r"<!-- table.*<!-- end of table -->", lambda _: table, readme.read_text(), flags=re.DOTALL))
-    save_validation(result, TOP / "docs")
-    print(f"{result.seconds:.0f} s, {'all agree' if result.passed else 'NOT all agree'}")
+    for path in FORMULAS:
+        path.write_text(with_formulas(path))
+    if "tables" not in sys.argv[1:]:
+        import rwsim
+        from rwsim.plots import save_validation
+        from rwsim.tables import markdown
+
+        result = rwsim.validate()
+        readme = TOP / "README.md"
+        readme.write_text(fill(readme.read_text(), "validation", markdown(result)))
+        save_validation(result, TOP / "docs")
+        print(f"{result.seconds:.0f} s, {'all agree' if result.passed else 'NOT all agree'}")
 
 
 if __name__ == "__main__":
