@@ -31,6 +31,7 @@ from derivations.render import FORMATS, render
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers import RULES
 from rwsim.optimizers.rule import UpdateRule
+from rwsim.theory.moments import linear_response
 
 _MODULES = (
     t01_table_1, t02_contributions, t03_transient, t04_diffusion, t05_scale_invariance, t06_scale_sensitive,
@@ -54,6 +55,7 @@ def run(what: str | type[UpdateRule] | Iterable[str] = "all", order: int = 1) ->
 
     Raises:
         InvalidArgument: Neither an id nor a rule.
+        UnsupportedRule: A rule that the theory cannot carry; the message names the missing property.
     """
     if order < 1:
         raise InvalidArgument("order", "must be at least 1", order)
@@ -73,6 +75,7 @@ def run(what: str | type[UpdateRule] | Iterable[str] = "all", order: int = 1) ->
 
 
 def _for_rule(rule: type[UpdateRule], order: int) -> list[Result]:
+    linear_response(rule)  # raises for a rule that cannot be carried: one error, not one failure per derivation
     return [execute(d, Context((rule,), order)) for d in DERIVATIONS.values() if d.relevant(rule)]
 
 

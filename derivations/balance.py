@@ -9,12 +9,14 @@ import sympy as sp
 from derivations.checks import settle
 from derivations.expectation import E, g, t
 from derivations.sample import points
+from rwsim.errors import UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
+from rwsim.theory import rates
 from rwsim.theory import symbols as sym
 from rwsim.theory._cache import cached
 from rwsim.theory.moments import linear_response, lyapunov, stationary_moments
 from rwsim.theory.paper import unit_grad_l1, unit_grad_norm_sq
-from rwsim.theory.response import argument_kernel, decay_kernel, gradient_kernel
+from rwsim.theory.response import argument_kernel
 
 W = sp.Symbol("W", positive=True)  # E||omega||^2; of one coordinate for a coupled normalized rule
 omega = sp.Symbol("omega", real=True)
@@ -32,23 +34,7 @@ def kind(rule: type[UpdateRule]) -> str:
 @cached
 def contributions(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr]:
     """u per unit of gradient and d per unit of weight, summed."""
-    return sp.factor(settle(gradient_kernel(rule).total)), sp.factor(settle(decay_kernel(rule).total))
-
-
-def steady(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr]:
-    """The update under a constant unit gradient, and under a constant unit weight: the same totals by another way."""
-    r = linear_response(rule).settled()
-    transition, drive = r.gradient_part()
-    decay = r.transition[:, 0] - r.transition[:, 0].subs(sym.lam, 0)
-    if r.argument is not None:
-        h, k = r.argument
-        transition, drive = transition + r.sign_drive * h / D, drive + r.sign_drive * k / D
-
-    def settled_update(into: sp.Matrix) -> sp.Expr:
-        buffers = (sp.eye(transition.rows - 1) - transition[1:, 1:]).inv() * into[1:, :]
-        return (into[0] + (transition[0, 1:] * buffers)[0] if buffers.rows else into[0]).subs(sym.epsilon, 0)
-
-    return settled_update(drive), settled_update(decay)
+    return rates.total_response(rule).subs(sym.epsilon, 0), rates.total_decay(rule).subs(sym.epsilon, 0)
 
 
 def after_one(rule: type[UpdateRule]) -> E:
@@ -65,8 +51,11 @@ def argument_sq(rule: type[UpdateRule]) -> sp.Expr:
 
 def normalizer_sq(rule: type[UpdateRule]) -> sp.Expr:
     """E v of a normalized rule: what its second-moment average settles to, as a function of G and W."""
-    square, of_grad = linear_response(rule).square
-    return square[0, 0] * W + of_grad * G
+    match linear_response(rule).square:
+        case (square, of_grad):
+            return square[0, 0] * W + of_grad * G
+        case _:
+            raise UnsupportedRule(rule.name, "it has no second-moment average")
 
 
 @cached
@@ -115,10 +104,8 @@ def leading_norm_sq(rule: type[UpdateRule]) -> sp.Expr:
 def exact_norm_sq(rule: type[UpdateRule]) -> sp.Expr:
     """The exact second moments, with the gradient eliminated as in the balance; the linear part only under a sign."""
     if kind(rule) == "sign":
-        response = linear_response(rule).settled()
-        h, k = response.argument
-        transition = response.transition + response.sign_drive * h / D
-        moment = lyapunov(transition, response.drive + response.sign_drive * k / D)[0, 0]
+        response = linear_response(rule).settled().linearized()
+        moment = lyapunov(response.transition, response.drive)[0, 0]
     else:
         moment = stationary_moments(rule).weight_sq.subs(sym.epsilon, 0)
     if kind(rule) == "linear":

@@ -6,6 +6,7 @@ Coordinate-wise symbols: G = E g^2, D = sqrt(v) of the normalizer, g~ = ||omega|
 import sympy as sp
 
 from rwsim.theory.paper import grad_norm_sq, unit_grad_l1, unit_grad_norm_sq
+from rwsim.theory.response import lag
 from rwsim.theory.symbols import C, alpha, beta1, beta2, epsilon, eta, grad_sq, lam, normalizer, t
 
 p, m, v, gradient = (sp.Symbol(name, real=True) for name in ("p", "m", "v", "g"))
@@ -39,6 +40,10 @@ UPDATES = {
 U = {"sgdm": -eta / (1 - alpha), "adamw": -eta / D, "adam_l2": -eta / D}
 DECAY = {"sgdm": -eta * lam / (1 - alpha), "adamw": -eta * lam, "adam_l2": -eta * lam / D, "lion": -eta * lam}
 
+# Appendix D: E n_t^2 of the sign's argument, and ||u||^2 as it follows (printed with a slip).
+ARGUMENT_SQ = {"lion": kappa * grad_sq}
+SIGN_U_SQ = {"lion": 2 * eta**2 * C / (sp.pi * kappa)}
+
 # The second-moment average that E g^2 / v refers to (section 3.2, appendix E).
 V = {"adamw": grad_sq, "adam_l2": grad_sq + lam**2 * weight_sq}
 
@@ -54,6 +59,8 @@ start_sq, index = sp.Symbol("W_0", positive=True), sp.Symbol("i", integer=True, 
 RATE = 1 - 2 * eta * lam + eta**2 * lam**2
 TRANSIENT = start_sq * RATE**index + eta**2 * C / (2 * eta * lam - eta**2 * lam**2) * (1 - RATE**index)
 
+TRANSIENT_OF = ("adamw",)
+
 # Table 6: tau_g and tau_r.
 DIFFUSION = {
     "sgdm": (eta / (1 - alpha) * sp.sqrt(grad_norm_sq), sp.sqrt(2 * eta * lam / (1 - alpha))),
@@ -65,3 +72,8 @@ BEYOND_DIFFUSION = {
     "adam_l2": (eta * sp.sqrt(C), sp.root(2 * eta**2 * lam / unit_grad_l1, 3) * sp.sqrt(C)),
     "lion": (sp.sqrt(2 * eta**2 * C / (sp.pi * kappa)), None),
 }
+CORRELATION = {
+    "lion": ((1 - beta1) * beta1 * (1 - beta2) * beta2 ** (lag - 1) + beta1**2 * (1 - beta2) / (1 + beta2) * beta2**lag) / kappa,
+}
+# Norm^2 over the paper's as eta lambda -> 0, by betas, to the decimals given.
+STATED_EXCESS = {"lion": {(0.9, 0.999): "1.006", (0.9, 0.99): "1.015", (0.95, 0.98): "1.06"}}

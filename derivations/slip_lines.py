@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import sympy as sp
 
-from derivations import balance, lion_sign
+from derivations import balance, signs
 from derivations.balance import D, G, W, omega
 from derivations.expectation import E, g, t
 from derivations.printed import FULL_NORM, RATE, kappa
@@ -193,7 +193,7 @@ def appendix_c_d():
         "corrected": ((1 - 2 * eta * lam + eta**2 * lam**2) * norm_sq + 2 * eta**2 * C / (sp.pi * kappa), norm_sq),
         "reason": "The same eta; the norm printed next solves the balance with eta^2.",
     }  # fmt: skip
-    without = lion_sign.excess(Lion).subs(beta1, 0).subs(lion_sign.ARCS, 0)
+    without = signs.excess(Lion).subs(beta1, 0).subs(signs.ARCS, 0)
     yield {
         "id": "D-orthogonal-part", "where": "Appendix D: the part of the sign orthogonal to n cancels out on average", "rules": ("lion",),
         "origin": "new", "printed": (without, sp.S.One), "corrected": (without, sp.pi / 2),

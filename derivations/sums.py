@@ -14,6 +14,8 @@ def geometric(summand, index, first, last=sp.oo):
         NotImplementedError: The ratio is not constant.
         ValueError: An infinite sum that does not converge at every admissible point.
     """
+    if summand == 0:
+        return sp.Integer(0)
     ratio = sp.simplify(sp.powsimp(sp.expand(summand.subs(index, index + 1) / summand)))
     if ratio.has(index):
         raise NotImplementedError(f"{summand} is not geometric in {index}")

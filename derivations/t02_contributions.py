@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import sympy as sp
 
-from derivations import balance, lion_sign, printed
+from derivations import balance, printed, signs
 from derivations.balance import W, x
 from derivations.core import Derivation, Step, for_rules
 from rwsim.theory import paper
@@ -35,14 +35,14 @@ def _update(rule):
 
 def _contributions(rule):
     name = rule.name
-    steady_u, steady_d = balance.steady(rule)
+    u, d = balance.contributions(rule)
     yield Step(
-        f"{name}: total contribution of a gradient", gradient_kernel(rule).total, printed.U.get(name, steady_u),
+        f"{name}: total contribution of a gradient", gradient_kernel(rule).total, printed.U.get(name, u),
         "The effects of g_t on the update of its own step and of every later one, added up"
         + ("; the sign is replaced by its linear part n/D." if balance.kind(rule) == "sign" else "."),
     )  # fmt: skip
     yield Step(
-        f"{name}: total contribution of the decay", decay_kernel(rule).total, printed.DECAY.get(name, steady_d),
+        f"{name}: total contribution of the decay", decay_kernel(rule).total, printed.DECAY.get(name, d),
         "The effects of one step's decay, per unit of weight: it passes the momentum with the gradient if it is part of it, and acts at "
         "once if it is decoupled.",
     )  # fmt: skip
@@ -70,17 +70,17 @@ def _exactness(rule, order):
     """The balance treats the contributions as if they arrived at once; the exact second moments do not."""
     name, small = rule.name, _SMALL[balance.kind(rule)]
     exact, model = balance.exact_norm_sq(rule), balance.full_norm_sq(rule)
-    ratio = sp.simplify(balance.in_small(rule, exact) / balance.in_small(rule, model))
+    power = 2 if balance.kind(rule) == "linear" else 1  # there both sides are square roots of rational functions
+    ratio = sp.root(sp.cancel(sp.together((balance.in_small(rule, exact) / balance.in_small(rule, model)) ** power)), power)
     yield Step(
         f"{name}: exact to leading order", ratio, sp.Integer(1),
         f"The exact second moments (Lyapunov equation of the update) over the solution of the balance; x = {small}."
         + (" Of the sign only the linear part is compared here." if balance.kind(rule) == "sign" else ""),
         relation="~", small=x,
     )  # fmt: skip
-    series = sp.series(ratio, x, 0, order + 1).removeO()
     shown = sp.Integer(1)
     for n in range(1, order + 1):
-        term = sp.factor(series.coeff(x, n))
+        term = sp.factor(sp.diff(ratio, x, n).subs(x, 0) / sp.factorial(n))
         if term == 0:
             continue
         yield Step(
@@ -112,7 +112,7 @@ def steps(context):
         if rule.name in printed.V:
             yield from _normalizer(rule)
         if linear_response(rule).direction == "sign":
-            yield from lion_sign.steps(rule)
+            yield from signs.steps(rule)
 
 
 def _normalizer(rule):

@@ -2,7 +2,7 @@
 
 import sympy as sp
 
-from derivations import balance, lion_sign
+from derivations import balance, signs
 from derivations.balance import D, G
 from derivations.checks import settle
 from derivations.core import Derivation, Step, for_rules
@@ -62,8 +62,8 @@ def steps(context):
         if balance.kind(rule) == "sign":
             gain = linear_response(rule).settled().sign_drive[0]
             yield Step(
-                f"{name}: tau_g without linearizing", sym.C * gain**2 * (1 + 2 * (2 / sp.pi) * lion_sign.ARCS),
-                lion_sign.excess(rule) * contribution_sq(rule),
+                f"{name}: tau_g without linearizing", sym.C * gain**2 * (1 + 2 * (2 / sp.pi) * signs.ARCS),
+                signs.excess(rule) * contribution_sq(rule),
                 "The sign's own autocovariances, 1 and (2/pi) arcsin rho_k, added up (A = sum arcsin rho_k). It exceeds the linear part by "
                 "the factor by which the norm^2 does (T2).",
             )  # fmt: skip

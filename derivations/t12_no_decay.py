@@ -6,7 +6,7 @@ from derivations import balance
 from derivations.balance import D, W
 from derivations.core import Derivation, Step, for_rules
 from derivations.expectation import E, g, t
-from derivations.printed import TRANSIENT, index, start_sq
+from derivations.printed import TRANSIENT, TRANSIENT_OF, index, start_sq
 from derivations.t01_table_1 import update_sq
 from rwsim.theory import symbols as sym
 from rwsim.theory.paper import unit_grad_norm_sq
@@ -61,7 +61,7 @@ def steps(context):
             "An exponential would have a constant -rotation / (d rotation / dt); it grows as 2 t instead.",
             relation="~", small=time, towards=sp.oo,
         )  # fmt: skip
-        if balance.kind(rule) == "normalized":
+        if rule.name in TRANSIENT_OF:
             x = sp.Symbol("x", positive=True)
             printed = TRANSIENT.subs(sym.lam, x / sym.eta).subs(index, 7)
             yield Step(

@@ -10,7 +10,7 @@ and every stationary second moment follows (THEORY.md section 2). A square root 
 by its stationary value D; a sign by a separate drive s, whose argument n is again linear in z and g.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import sympy as sp
@@ -68,11 +68,24 @@ class LinearResponse:
             self.sign_drive.applyfunc(limit), self.argument, self.square, self.average, limit(self.correction),
         )  # fmt: skip
 
+    def linearized(self) -> "LinearResponse":
+        """The same system with a sign replaced by its linear part n/D, D = `sym.normalizer`; itself without a sign."""
+        if self.argument is None:
+            return self
+        (h, k), gain = self.argument, self.sign_drive / sym.normalizer
+        return replace(
+            self, transition=self.transition + gain * h, drive=self.drive + gain * k, sign_drive=sp.zeros(*gain.shape), argument=None
+        )
+
     def gradient_part(self) -> tuple[sp.Matrix, sp.Matrix]:
         """A and b of the same buffers driven by gradients alone: no decay, parameter held at zero."""
         transition = self.transition.subs(sym.lam, 0)
         transition[:, 0] = sp.zeros(len(self.states), 1)
         return transition, self.drive.subs(sym.lam, 0)
+
+    def decay_drive(self) -> sp.Matrix:
+        """What one step's decay adds to z, per unit of weight."""
+        return (self.transition[:, 0] - self.transition[:, 0].subs(sym.lam, 0)).applyfunc(sp.expand)
 
 
 class _Recorder:
@@ -193,6 +206,8 @@ def lyapunov(transition: sp.Matrix, drive: sp.Matrix) -> sp.Matrix:
         0
     """
     n = transition.rows
+    if n == 0:
+        return sp.zeros(0, 0)
     entries = {(i, j): sp.Symbol(f"P_{i}{j}") for i in range(n) for j in range(i, n)}
     p = sp.Matrix(n, n, lambda i, j: entries[min(i, j), max(i, j)])
     residual = p - transition * p * transition.T - sym.grad_sq * drive * drive.T
@@ -218,7 +233,6 @@ def stationary_moments(rule: type[UpdateRule]) -> StationaryMoments:
     p = lyapunov(response.transition, response.drive)
     lag_one = sp.factor((response.transition * p)[0, 0])
     transition, drive = response.gradient_part()
-    buffers = lyapunov(transition[1:, 1:], drive[1:, :]) if len(response.states) > 1 else sp.zeros(0, 0)
     row = transition[0, 1:]
-    update_sq = (row * buffers * row.T)[0] if len(response.states) > 1 else sp.Integer(0)
-    return StationaryMoments(p[0, 0], lag_one, sp.factor(update_sq + drive[0] ** 2 * sym.grad_sq))
+    update_sq = (row * lyapunov(transition[1:, 1:], drive[1:, :]) * row.T)[0] + drive[0] ** 2 * sym.grad_sq
+    return StationaryMoments(p[0, 0], lag_one, sp.factor(update_sq))

@@ -23,14 +23,28 @@ def total_response(rule: type[UpdateRule]) -> sp.Expr:
         >>> total_response(SGDM)
         eta/(alpha - 1)
     """
-    response = linear_response(rule).settled()
-    transition, drive = response.gradient_part()
-    if response.argument is not None:
-        h, k = response.argument
-        transition[0, :], drive[0] = response.sign_drive[0] / sym.normalizer * h, response.sign_drive[0] / sym.normalizer * k
+    transition, drive = linear_response(rule).settled().linearized().gradient_part()
+    return _added_up(transition, drive)
+
+
+@cached
+def total_decay(rule: type[UpdateRule]) -> sp.Expr:
+    """Sum of the changes that one step's decay ever makes, per unit of weight: the paper's d.
+
+    Example:
+        >>> from rwsim.optimizers import SGDM
+        >>> total_decay(SGDM)
+        eta*lambda/(alpha - 1)
+    """
+    response = linear_response(rule).settled().linearized()
+    return _added_up(response.transition, response.decay_drive())
+
+
+def _added_up(transition: sp.Matrix, into: sp.Matrix) -> sp.Expr:
+    """What `into`, once added to the weight and the buffers, does to the weight in all: at once, and passed on as B^k."""
     buffers = transition[1:, 1:]
-    passed_on = transition[0, 1:] * (sp.eye(buffers.rows) - buffers).inv() * drive[1:, :] if buffers.rows else sp.zeros(1, 1)
-    return sp.factor(drive[0] + passed_on[0])
+    passed_on = transition[0, 1:] * (sp.eye(buffers.rows) - buffers).inv() * into[1:, :]
+    return sp.factor(into[0] + passed_on[0])
 
 
 def diffusion_sq(rule: type[UpdateRule]) -> sp.Expr:
@@ -90,13 +104,9 @@ def series(expression: sp.Expr, order: int) -> sp.Expr:
 
 def second_moment_step(response: LinearResponse, p: sp.Matrix) -> sp.Matrix:
     """P' = A P A^T + G b b^T, and under a sign its Bussgang form (see `transient`)."""
-    transition, drive, white = response.transition, response.drive, sp.zeros(*p.shape)
-    if response.argument is not None:
-        h, k = response.argument
-        transition = transition + response.sign_drive * h / sym.normalizer
-        drive = drive + response.sign_drive * k / sym.normalizer
-        white = response.sign_drive * response.sign_drive.T * (1 - 2 / sp.pi)
-    return transition * p * transition.T + drive * drive.T * sym.grad_sq + white
+    linear = response.linearized()
+    white = response.sign_drive * response.sign_drive.T * (1 - 2 / sp.pi)
+    return linear.transition * p * linear.transition.T + linear.drive * linear.drive.T * sym.grad_sq + white
 
 
 @cached

@@ -45,9 +45,9 @@ def _settled(rule: type[UpdateRule]) -> LinearResponse:
     return replace(r, **plain)
 
 
-def _through_buffers(row: sp.Matrix, buffers: sp.Matrix, into: sp.Matrix) -> sp.Expr:
+def through_buffers(row: sp.Matrix, buffers: sp.Matrix, into: sp.Matrix) -> sp.Expr:
     """row B^(lag-1) into."""
-    if buffers.rows == 0:
+    if buffers.rows == 0 or into.is_zero_matrix:
         return sp.Integer(0)
     power = buffers ** (lag - 1) if buffers.rows > 1 else sp.Matrix([[buffers[0] ** (lag - 1)]])
     return sp.powsimp(sp.factor((row * power * into)[0]))
@@ -68,7 +68,7 @@ def argument_kernel(rule: type[UpdateRule]) -> Kernel:
     if r.argument is None:
         raise UnsupportedRule(rule.name, "it has no sign")
     h, head = r.argument
-    return Kernel(head, _through_buffers(h[0, 1:], r.transition[1:, 1:], r.drive[1:, :]))
+    return Kernel(head, through_buffers(h[0, 1:], r.transition[1:, 1:], r.drive[1:, :]))
 
 
 def gradient_kernel(rule: type[UpdateRule]) -> Kernel:
@@ -80,12 +80,8 @@ def gradient_kernel(rule: type[UpdateRule]) -> Kernel:
         >>> gradient_kernel(SGDM).tail
         -alpha**k*eta
     """
-    r = _settled(rule)
-    if r.argument is not None:
-        inner, gain = argument_kernel(rule), r.sign_drive[0] / sym.normalizer
-        return Kernel(gain * inner.head, gain * inner.tail)
-    transition, drive = r.gradient_part()
-    return Kernel(drive[0], _through_buffers(transition[0, 1:], transition[1:, 1:], drive[1:, :]))
+    transition, drive = _settled(rule).linearized().gradient_part()
+    return Kernel(drive[0], through_buffers(transition[0, 1:], transition[1:, 1:], drive[1:, :]))
 
 
 def decay_kernel(rule: type[UpdateRule]) -> Kernel:
@@ -96,8 +92,6 @@ def decay_kernel(rule: type[UpdateRule]) -> Kernel:
         >>> decay_kernel(AdamW)
         Kernel(head=-eta*lambda, tail=0)
     """
-    r = _settled(rule)
-    injected = (r.transition[:, 0] - r.transition[:, 0].subs(sym.lam, 0)).applyfunc(sp.expand)
-    if all(entry == 0 for entry in injected[1:, :]):
-        return Kernel(injected[0], sp.Integer(0))
-    return Kernel(injected[0], _through_buffers(r.transition[0, 1:], r.transition[1:, 1:], injected[1:, :]))
+    r = _settled(rule).linearized()
+    injected = r.decay_drive()
+    return Kernel(injected[0], through_buffers(r.transition[0, 1:], r.transition[1:, 1:], injected[1:, :]))

@@ -33,6 +33,13 @@ GREEK: Mapping[str, Any] = MappingProxyType(
 )
 
 
+class Hyperparameter(sp.Symbol):
+    """A hyperparameter without Greek: real, and never the same symbol as a state or a variable of that name."""
+
+    def __new__(cls, name: str) -> "Hyperparameter":
+        return super().__new__(cls, name, real=True)
+
+
 def hyper_symbols(rule: type[UpdateRule]) -> SimpleNamespace:
     """The rule's hyperparameters as symbols; a name without Greek keeps its own name."""
     symbols = {}
@@ -40,9 +47,9 @@ def hyper_symbols(rule: type[UpdateRule]) -> SimpleNamespace:
         if key in GREEK:
             symbols[key] = GREEK[key][: len(default)] if isinstance(default, tuple) else GREEK[key]
         elif isinstance(default, tuple):
-            symbols[key] = tuple(sp.Symbol(f"{key}_{i + 1}", real=True) for i in range(len(default)))
+            symbols[key] = tuple(Hyperparameter(f"{key}_{i + 1}") for i in range(len(default)))
         else:
-            symbols[key] = sp.Symbol(key, real=True)
+            symbols[key] = Hyperparameter(key)
     return SimpleNamespace(**symbols)
 
 

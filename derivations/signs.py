@@ -1,6 +1,7 @@
 """The sign of a momentum, for T2: its linear part is the paper's result, the rest does not vanish as lambda -> 0."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import sympy as sp
@@ -9,16 +10,15 @@ from derivations import balance
 from derivations.checks import settle
 from derivations.core import Step
 from derivations.expectation import E, g, t
-from derivations.printed import kappa
-from rwsim.theory import paper
+from derivations.printed import ARGUMENT_SQ, CORRELATION, SIGN_U_SQ, STATED_EXCESS
+from derivations.sample import points
+from rwsim.errors import UnsupportedRule
 from rwsim.theory import symbols as sym
 from rwsim.theory._cache import cached
 from rwsim.theory.moments import linear_response, lyapunov
-from rwsim.theory.response import argument_kernel, lag
+from rwsim.theory.response import argument_kernel, lag, through_buffers
 from rwsim.theory.symbols import beta1, beta2
 
-# Norm^2 over the paper's as eta lambda -> 0, as stated in this project's THEORY.
-STATED = {(0.9, 0.999): "1.006", (0.9, 0.99): "1.015", (0.95, 0.98): "1.06"}
 ARCS = sp.Symbol("A", positive=True)  # sum over k >= 1 of arcsin rho_k
 _z = sp.Symbol("z", real=True)
 
@@ -39,12 +39,27 @@ def arcsine_mean(theta):
 
 
 @cached
+def by_state(rule):
+    """E n_t^2 and E[n_t n_{t+k}] from the second moment of the buffers: another way than the sums over gradients."""
+    response = linear_response(rule).settled()
+    match response.argument:
+        case (h, own):
+            pass
+        case _:
+            raise UnsupportedRule(rule.name, "it has no sign")
+    row, buffers, drive = h[0, 1:], response.transition[1:, 1:], response.drive[1:, :]
+    moment = lyapunov(buffers, drive)
+    carried = buffers * moment * row.T + own * drive * sym.grad_sq
+    return (row * moment * row.T)[0] + own**2 * sym.grad_sq, through_buffers(row, buffers, carried)
+
+
+@cached
 def excess(rule):
-    """lim E||omega||^2 / (the paper's norm)^2 as eta lambda -> 0, with ARCS for the sum of arcsin rho_k over lags."""
+    """lim E||omega||^2 / (the norm^2 of the balance) as eta lambda -> 0, with ARCS for the sum of arcsin rho_k over lags."""
     response = linear_response(rule).settled()
     keep, gain = response.transition[0, 0], response.sign_drive[0]
     small = sp.limit((1 - keep**2) / sym.lam, sym.lam, 0) * sym.lam
-    return sp.simplify(sym.C * gain**2 / small / paper.TABLE_1["lion"].norm ** 2) * (1 + 2 * (2 / sp.pi) * ARCS)
+    return sp.simplify(sym.C * gain**2 / small / balance.leading_norm_sq(rule)) * (1 + 2 * (2 / sp.pi) * ARCS)
 
 
 def excess_at(rule, betas):
@@ -55,22 +70,34 @@ def excess_at(rule, betas):
     return float(excess(rule).subs(at).subs(ARCS, math.fsum(term(k) for k in range(1, reach))))
 
 
+def _stated_numbers(rule):
+    for betas, text in STATED_EXCESS.get(rule.name, {}).items():
+        yield Step(
+            f"{rule.name}: norm^2 over the paper's at betas {betas}", excess(rule), sp.Symbol(text),
+            "kappa (pi/2) (1 + (4/pi) A) with A = sum arcsin rho_k: the limit eta lambda -> 0, with the sum carried out in floating point.",
+            relation="≈", evaluate=partial(excess_at, rule, betas),
+        )  # fmt: skip
+
+
 def steps(rule):
     sigma, n = sp.symbols("sigma n", positive=True)
+    size, lagged = by_state(rule)
     density = sp.exp(-(n**2) / (2 * sigma**2)) / sp.sqrt(2 * sp.pi * sigma**2)
     yield Step(
         f"{rule.name}: linear part of a sign", 2 * sp.Integral(n * density, (n, 0, sp.oo)) / sigma**2, 1 / sp.sqrt(sp.pi / 2 * sigma**2),
         "E[n sign n] / E n^2 for a normal n: the best linear stand-in for the sign is n/D with D = sqrt(pi/2) times n's deviation.",
     )  # fmt: skip
     yield Step(
-        f"{rule.name}: size of the argument", balance.argument_sq(rule), kappa * sym.grad_sq,
-        "The momentum's weights squared and added; appendix D prints the result correctly.",
+        f"{rule.name}: size of the argument", balance.argument_sq(rule), ARGUMENT_SQ.get(rule.name, size),
+        "The momentum's weights squared and added"
+        + ("; appendix D prints the result correctly." if rule.name in ARGUMENT_SQ else ": what the buffers' second moment gives."),
     )  # fmt: skip
-    u, _ = balance.contributions(rule)
-    yield Step(
-        f"{rule.name}: squared total contribution", balance.eliminate(rule, u**2 * sym.grad_sq), 2 * sym.eta**2 * sym.C / (sp.pi * kappa),
-        "The weights of one gradient in all arguments add up to 1. Appendix D prints eta where eta^2 is meant.",
-    )  # fmt: skip
+    if rule.name in SIGN_U_SQ:
+        u, _ = balance.contributions(rule)
+        yield Step(
+            f"{rule.name}: squared total contribution", balance.eliminate(rule, u**2 * sym.grad_sq), SIGN_U_SQ[rule.name],
+            "The weights of one gradient in all arguments add up to 1. Appendix D prints eta where eta^2 is meant.",
+        )  # fmt: skip
     theta = sp.acos(sp.tanh(_z))
     yield Step(
         f"{rule.name}: arcsine law", arcsine_mean(theta), 2 / sp.pi * sp.asin(sp.tanh(_z)),
@@ -79,14 +106,14 @@ def steps(rule):
         symbolic=False,
     )  # fmt: skip
     rho = correlation(rule)
-    stated = (1 - beta1) * beta1 * (1 - beta2) * beta2 ** (lag - 1) + beta1**2 * (1 - beta2) / (1 + beta2) * beta2**lag
     yield Step(
-        f"{rule.name}: correlation of the argument", rho, stated / kappa,
+        f"{rule.name}: correlation of the argument", rho, CORRELATION.get(rule.name, lagged / size),
         "E[n_t n_{t+k}] / E n_t^2, by expectation over the gradients that the two arguments share.",
     )  # fmt: skip
     yield Step(
-        f"{rule.name}: the linear part alone", 1 + 2 * sp.Sum(rho, (lag, 1, sp.oo)), 1 / kappa,
-        "With arcsin rho replaced by rho the correlations add up to the printed result.",
+        f"{rule.name}: the linear part alone", 1 + 2 * sp.Sum(rho, (lag, 1, sp.oo)), argument_kernel(rule).total ** 2 * sym.grad_sq / size,
+        "With arcsin rho replaced by rho the correlations add up to the squared sum of the weights over the sum of their squares: the "
+        "balance of total contributions, of the linear part.",
     )  # fmt: skip
     keep, r = sp.symbols("rho r", positive=True)
     signs = lyapunov(sp.Matrix([[keep, r], [0, r]]), sp.Matrix([1, 1]))[0, 0].subs(sym.grad_sq, 1 - r**2)
@@ -98,6 +125,17 @@ def steps(rule):
         "omega' = rho omega + s has E omega^2 = (gamma_0 + 2 sum rho^k gamma_k) / (1 - rho^2); checked on gamma_k = r^k, to which any "
         "mixture of decaying autocovariances adds up linearly.",
     )  # fmt: skip
+    if all(sp.N(rho.subs(point)) > 0 for point in points(rho.free_symbols, 3)):
+        yield from _remainder(rule, rho)
+    for memory in (s for s in sym.flat(sym.hyper_symbols(rule)) if rho.subs(s, 0) == 0):
+        yield Step(
+            f"{rule.name}: without momentum the norm^2 is off by pi/2", excess(rule).subs(memory, 0).subs(ARCS, 0), sp.pi / 2,
+            f"At {memory} = 0 arguments are uncorrelated, the sign has size eta sqrt(C) and the linear part only 2/pi of its square.",
+        )  # fmt: skip
+    yield from _stated_numbers(rule)
+
+
+def _remainder(rule, rho):
     positive = sp.Symbol("z", positive=True)
     yield Step(
         f"{rule.name}: correlations are positive", rho, sp.Integer(0),
@@ -108,14 +146,3 @@ def steps(rule):
         "arcsin rho > rho, and at lag 0 the sign has square 1, not 2/pi: the remainder (1 - 2/pi) + (4/pi) sum (arcsin rho_k - rho_k) has "
         "a limit above 1 - 2/pi however small eta lambda is.", relation=">",
     )  # fmt: skip
-    yield Step(
-        f"{rule.name}: without momentum the norm^2 is off by pi/2",
-        excess(rule).subs(beta1, 0).subs(ARCS, sp.asin(rho.subs(beta1, 0))), sp.pi / 2,
-        "At beta_1 = 0 arguments are uncorrelated, the sign has size eta sqrt(C) and the linear part only 2/pi of its square.",
-    )  # fmt: skip
-    for betas, text in STATED.items():
-        yield Step(
-            f"{rule.name}: norm^2 over the paper's at betas {betas}", excess(rule), sp.Symbol(text),
-            "kappa (pi/2) (1 + (4/pi) A) with A = sum arcsin rho_k: the limit eta lambda -> 0, with the sum carried out in floating point.",
-            relation="≈", evaluate=lambda betas=betas: excess_at(rule, betas),
-        )  # fmt: skip
