@@ -77,7 +77,7 @@ def evaluate(rule: UpdateRule, digits: int = 30) -> tuple[mpmath.mpf, mpmath.mpf
         >>> from rwsim.optimizers import Lion
         >>> value, _, bound = evaluate(Lion(lr=1e-2, weight_decay=1.0, betas=(0.0, 0.5)))
         >>> mpmath.nstr(value, 12), bool(bound < 1e-30)
-        ('0.0050251256281407', True)
+        ('0.00502512562814', True)
     """
     moments = sign_moments(type(rule))
     names = sym.flat(sym.hyper_symbols(type(rule)))
@@ -95,4 +95,8 @@ def evaluate(rule: UpdateRule, digits: int = 30) -> tuple[mpmath.mpf, mpmath.mpf
             q = keep * after / rho
             left = mpmath.pi / 2 * abs(rho) * keep**k * q / (1 - q)
         weight_sq = step**2 / (1 - keep**2) * (1 + 4 / mpmath.pi * total)
-        return weight_sq, keep * weight_sq + step**2 * 2 / mpmath.pi * total / keep, left if rho != 0 else mpmath.mpf(0)
+        return (
+            weight_sq,
+            keep * weight_sq + step**2 * 2 / mpmath.pi * total / keep,
+            4 / mpmath.pi * left / keep if rho != 0 else mpmath.mpf(0),
+        )

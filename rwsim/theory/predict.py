@@ -45,7 +45,7 @@ def predict(
     Example:
         >>> p = predict("adamw", lr=1e-2, weight_decay=1.0, betas=(0.9, 0.99), fan_in=128)
         >>> round(p.paper.norm, 4), round(p.exact.norm, 4), round(p.exact.rotation, 5)
-        (0.8, 0.7664, 0.03251)
+        (0.8, 0.7664, 0.03252)
     """
     instance = find_rule(rule)(**hyper)
     if fan_in < 2:

@@ -115,8 +115,8 @@ def weight_sq_after(rule: type[UpdateRule], steps: int) -> sp.Expr:
 
     Example:
         >>> from rwsim.optimizers import SGD
-        >>> sp.factor(weight_sq_after(SGD, 1))
-        G*eta**2 + omega_0**2*(eta*lambda - 1)**2
+        >>> weight_sq_after(SGD, 1).coeff(sym.grad_sq)
+        eta**2
     """
     response = linear_response(rule).settled()
     if response.direction == "sign":

@@ -60,7 +60,7 @@ def approach(rule: UpdateRule, law: GradientLaw, start_sq: float, steps: int) ->
         >>> from rwsim.theory.noise import IdealWalk
         >>> rule = AdamW(lr=1e-2, weight_decay=0.5)
         >>> approach(rule, IdealWalk(128), 1 / 384, 1000).burn_in(0.01)
-        362
+        312
         >>> approach(rule, IdealWalk(128), 1 / 384, 100).burn_in(0.01) is None
         True
     """
