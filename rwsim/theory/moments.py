@@ -211,8 +211,8 @@ def lyapunov(transition: sp.Matrix, drive: sp.Matrix) -> sp.Matrix:
     entries = {(i, j): sp.Symbol(f"P_{i}{j}") for i in range(n) for j in range(i, n)}
     p = sp.Matrix(n, n, lambda i, j: entries[min(i, j), max(i, j)])
     residual = p - transition * p * transition.T - sym.grad_sq * drive * drive.T
-    solution = sp.solve([residual[i, j] for i, j in entries], list(entries.values()), dict=True)[0]
-    return p.subs(solution).applyfunc(sp.factor)
+    (solution,) = sp.linsolve([residual[i, j] for i, j in entries], list(entries.values()))
+    return p.subs(dict(zip(entries.values(), solution, strict=True))).applyfunc(sp.factor)
 
 
 @cached
