@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -219,10 +219,14 @@ def validate(
             for case, future in running:
                 if future.cancel():
                     continue
+                with suppress(KeyboardInterrupt):  # a second Ctrl-C must not lose the rest
+                    future.exception()
                 try:
                     future.result()  # ends at its next window, or has ended before: then it counts as open, not as judged
                 except WalkStopped as stopped:
                     result.partial.append((case, stopped.walk))
+        finally:
+            stop.set()  # on any other error too, so that the pool does not walk on to the end
     result.seconds = time.monotonic() - began
     return result
 

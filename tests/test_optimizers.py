@@ -31,6 +31,10 @@ TORCH_PEERS = [
 ]
 
 
+# Their decay does not know the learning rate, by definition.
+DECAY_WITHOUT_LR = ("adamw_independent",)
+
+
 def trajectory(rule: UpdateRule, start: torch.Tensor, grads: list[torch.Tensor]) -> torch.Tensor:
     state = SimpleNamespace(param=start, **{name: torch.zeros_like(start) for name in rule.state})
     for step, grad in enumerate(grads, 1):
@@ -73,7 +77,8 @@ def test_hand_computed_steps(rule, hyper, first, second):
 @pytest.mark.parametrize("name", RULES)
 @given(values=st.lists(st.floats(-10, 10).filter(lambda x: abs(x) > 1e-3), min_size=3, max_size=3))
 def test_lr_zero_is_the_identity(name, values):
-    rule = RULES[name](lr=0.0, weight_decay=0.3)
+    eps = {"eps": 1e-8} if "eps" in RULES[name].hyper else {}  # a drawn gradient may be exactly zero
+    rule = RULES[name](lr=0.0, weight_decay=0.0 if name in DECAY_WITHOUT_LR else 0.3, **eps)
     start = torch.tensor(values, dtype=torch.float64)
     assert torch.equal(trajectory(rule, start, [start + 1, -start]), start)
 
@@ -116,7 +121,7 @@ def test_bad_hyperparameters_are_named(rule, hyper, message):
 
 
 def test_unknown_rule_lists_the_known():
-    with pytest.raises(InvalidArgument, match="must be one of sgdm, adamw, adam_l2, lion, got 'adam'"):
+    with pytest.raises(InvalidArgument, match=r"must be one of sgdm, adamw, adam_l2, lion, .*, got 'adam'"):
         find_rule("adam")
     assert find_rule(Lion) is Lion
 

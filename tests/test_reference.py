@@ -118,9 +118,14 @@ def test_angle_in_float32_keeps_its_precision(angle, scale):
     old = torch.tensor([1.0, 0.0], dtype=torch.float64)
     new = scale * torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
     sizes = [x.float().norm() for x in (old, new, new - old)]
-    # Norms rounded to float32 leave ~1e-7 of the radial part; a pure rotation has none.
-    tolerance = 2e-6 + 4e-7 * abs(scale - 1) / angle**2 * (scale + 1)
-    assert float(rotation_angle(*(s.double() for s in sizes))) == pytest.approx(angle, rel=min(tolerance, 1.0), abs=2e-6)
+    # Each rounded to 6e-8: chord^2 = (d^2 - (n' - n)^2) / (n n') is off by that much of d^2 and of the radial part.
+    chord_sq = 4 * math.sin(angle / 2) ** 2
+    distance_sq = chord_sq * scale + (scale - 1) ** 2
+    error = 6e-8 * (2 * distance_sq + 2 * abs(scale - 1) * (1 + scale)) / scale + 2e-7 * chord_sq
+    low, high = (2 * math.asin(min(1.0, math.sqrt(max(chord_sq + side * error, 0.0)) / 2)) for side in (-1, 1))
+    found = float(rotation_angle(*(s.double() for s in sizes)))
+    # The vectors themselves are rounded to float32 first, each coordinate by 6e-8 of its size.
+    assert low - 2e-7 * (1 + 1 / scale) <= found <= high + 2e-7 * (1 + 1 / scale)
 
 
 def test_small_rotations_survive_float32():

@@ -28,7 +28,7 @@ def true_variance_of_mean(a: float, time: int) -> float:
 @pytest.mark.parametrize("a", [0.0, 0.5, 0.9, -0.5])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_autocorrelation_time_of_ar1(a, seed):
-    time, _ = integrated_time(ar1(a, 20_000, 8, seed))
+    time, _, _ = integrated_time(ar1(a, 20_000, 8, seed))
     assert time == pytest.approx((1 + a) / (1 - a), rel=0.08)
 
 
@@ -52,6 +52,16 @@ def test_intervals_cover_as_often_as_they_say():
         misses += abs(found.mean - 10) > critical_value(1, found.freedom, 0.05) * found.mcse
     assert misses <= 20  # 10 expected; more than 20 has probability 0.1 %
     assert misses >= 1  # an interval that never misses is too wide
+
+
+@pytest.mark.parametrize(("a", "time", "units"), [(0.9, 600, 1), (0.9, 1500, 1), (0.95, 400, 4), (0.9, 300, 8)])
+def test_rare_errors_stay_rare_with_few_units(a, time, units):
+    """2,000 experiments at a rate of 0.5 %: few units have few degrees of freedom, and the quantile must know it."""
+    misses = 0
+    for seed in range(2000):
+        found = estimate(ar1(a, time, units, seed))
+        misses += abs(found.mean) > critical_value(1, found.freedom, 0.005) * found.mcse
+    assert misses <= 26  # 10 expected at most; four deviations
 
 
 def test_known_differences_between_units_are_no_error():

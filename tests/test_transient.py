@@ -37,10 +37,10 @@ def test_expected_approach_follows_the_ensemble(rule, tolerance):
 
 @pytest.mark.parametrize("name", RULES)
 def test_recurrence_ends_where_the_closed_form_is(name):
-    rule = RULES[name](lr=2e-2, weight_decay=0.5)
-    if name == "sgdm":
-        rule = SGDM(lr=2e-2, weight_decay=0.5, momentum=0.5)
-    deviation = approach(rule, IdealWalk(8), 0.1, 9000).deviation
+    hyper = {"betas": (0.5, 0.99, 0.95)[: len(RULES[name].hyper["betas"])]} if "betas" in RULES[name].hyper else {}
+    hyper |= {"momentum": 0.5} if "momentum" in RULES[name].hyper else {}
+    hyper |= {"max_lr": 2e-2} if "max_lr" in RULES[name].hyper else {}
+    deviation = approach(RULES[name](lr=2e-2, weight_decay=0.5, **hyper), IdealWalk(8), 0.1, 9000).deviation
     assert abs(deviation[-1]) < 1e-6
 
 

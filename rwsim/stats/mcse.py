@@ -53,8 +53,8 @@ def autocovariance(chains: Chains) -> Float[np.ndarray, " time"]:
     return np.fft.irfft((spectrum * spectrum.conj()).real.mean(1), 2 * length)[:length] / length
 
 
-def integrated_time(chains: Chains) -> tuple[float, float]:
-    """Integrated autocorrelation time, in samples, and the variance of one chain's mean.
+def integrated_time(chains: Chains) -> tuple[float, float, int]:
+    """Integrated autocorrelation time, in samples, the variance of one chain's mean, and the last lag that was summed.
 
     Subtracting a chain's own mean lowers every autocovariance by about the variance M of that mean. Summing to lag W,
     M = (c_0 + 2 sum (1 - k/T) c_k + N M) / T with N = 1 + 2 sum (1 - k/T), which is solved for M. Without this,
@@ -62,16 +62,16 @@ def integrated_time(chains: Chains) -> tuple[float, float]:
 
     Example:
         >>> rng = np.random.default_rng(0)
-        >>> tau, _ = integrated_time(rng.standard_normal((4000, 8)))
+        >>> tau, _, _ = integrated_time(rng.standard_normal((4000, 8)))
         >>> bool(abs(tau - 1) < 0.1)
         True
     """
     length = len(chains)
     if length < _MIN_LENGTH:
-        return math.nan, math.nan
+        return math.nan, math.nan, 0
     covariance = autocovariance(chains)
     if covariance[0] <= 0:  # a constant: nothing fluctuates
-        return 1.0, 0.0
+        return 1.0, 0.0, 0
     # Never beyond half the chain: later lags hold more noise than information.
     longest = length // 2
     lags = np.arange(1, longest + 1)
@@ -82,7 +82,7 @@ def integrated_time(chains: Chains) -> tuple[float, float]:
     times = np.maximum(length * variance_of_mean / (covariance[0] + variance_of_mean), 1 / length)
     enough = np.flatnonzero(lags >= _WINDOW * np.maximum(times, 1.0))
     chosen = int(enough[0]) if len(enough) else longest - 1
-    return float(times[chosen]), float(variance_of_mean[chosen])
+    return float(times[chosen]), float(variance_of_mean[chosen]), int(lags[chosen])
 
 
 def estimate(chains: Chains, expected: Float[np.ndarray, " unit"] | None = None) -> Estimate:
@@ -101,15 +101,16 @@ def estimate(chains: Chains, expected: Float[np.ndarray, " unit"] | None = None)
     """
     length, units = chains.shape
     mean = float(chains.mean())
-    time, variance = integrated_time(chains)
+    time, variance, last_lag = integrated_time(chains)
     within = math.sqrt(variance / units)
     effective = units * length / time
-    between, freedom = math.nan, max(effective - 1, 1.0)
+    # A sum of 2 W + 1 estimated lags is as uncertain as a variance from length / (2 W + 1) independent values a chain.
+    between, freedom = math.nan, max(units * length / (2 * last_lag + 1) - 1, 1.0)
     if units >= _MIN_UNITS:
         share = np.ones(units) if expected is None else expected / expected.mean()
         residual = chains.mean(0) - mean * share
         between = math.sqrt((residual**2).sum() / (units * (units - 1)))
         if between >= within:
-            freedom = max(units - 1.0, freedom)
+            freedom = units - 1.0
     known = [error for error in (within, between) if math.isfinite(error)]
     return Estimate(mean, max(known, default=math.nan), within, between, time, effective, freedom)

@@ -50,7 +50,7 @@ class Equilibrium:
 
     @property
     def rotation(self) -> float:
-        """Mean angle, radians per step."""
+        """Mean over neurons of the RMS angle, radians per step."""
         return float(self.angle.mean())
 
     @property

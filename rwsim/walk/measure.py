@@ -122,7 +122,8 @@ def rotation_angle(old_norm: Tensor, new_norm: Tensor, distance: Tensor) -> Tens
     """Angle between two vectors, radians, from their norms and the length d of their difference.
 
     The chord between the unit vectors obeys c^2 = (d^2 - (||new|| - ||old||)^2) / (||new|| ||old||) and the angle is
-    2 arcsin(c/2). A float32 cosine cannot resolve angles below 3e-4; this is as accurate as d.
+    2 arcsin(c/2). A float32 cosine cannot resolve angles below 3e-4; this is as accurate as d where the norms are close, as
+    they are from one step to the next.
 
     Example:
         >>> float(rotation_angle(torch.tensor(1.0), torch.tensor(1.0), torch.tensor(1e-5)))
