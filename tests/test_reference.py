@@ -98,8 +98,9 @@ def test_probed_share_equals_separate_buffers(rules):
 @pytest.mark.parametrize("name", RULES)
 def test_batched_configs_equal_single_ones(name):
     settings = [{"lr": 0.05, "weight_decay": 0.1}, {"lr": 0.01, "weight_decay": 0.4}]
-    if name != "sgdm":
-        settings = [{**s, "betas": b} for s, b in zip(settings, ((0.9, 0.99), (0.5, 0.9)), strict=True)]
+    if "betas" in RULES[name].hyper:
+        count = len(RULES[name].hyper["betas"])
+        settings = [{**s, "betas": b[:count]} for s, b in zip(settings, ((0.9, 0.99, 0.95), (0.5, 0.9, 0.8)), strict=True)]
     rules = [RULES[name](**s) for s in settings]
     generator = torch.Generator().manual_seed(2)
     start = torch.randn(2, 3, 5, generator=generator, dtype=torch.float64)
