@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers.rule import DOMAINS, UpdateRule
@@ -44,7 +43,7 @@ class Job:
     gradient: str = "marginal"
     layers: int = 1
     radial: float = 0.0
-    schedule: Mapping[str, Float[np.ndarray, "steps *pair"]] = field(default_factory=dict)
+    schedule: Mapping[str, np.ndarray] = field(default_factory=dict)
     seed: int = 0
     replicates: tuple[int, ...] = ()
     window: int = 100
