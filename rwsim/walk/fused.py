@@ -6,9 +6,11 @@ is bitwise the same whatever shares its launch, its device or its chunk of steps
 """
 
 import importlib.util
+import itertools
 import linecache
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,10 +31,12 @@ Noise = Callable[[int, int], tuple[Tensor, Tensor]]
 
 _SERIES = 7
 _LONGEST_WINDOW = 10_000
-# Neuron-steps of a launch, about: some tenths of a second, between which progress is told and Ctrl-C is heard.
-_LAUNCH = 5e8
+# Neuron-steps of a launch, about: some hundredths of a second, between which results are read and Ctrl-C is heard.
+_LAUNCH = 1e8
 # Numbers in the table of step-dependent coefficients of one launch.
 _TABLE = 2e7
+# Steps of the faithful system captured in one graph, at most.
+_SPAN = 128
 # Rows that keep one device busy.
 _ROWS_A_DEVICE = 4096
 # Compiling is not safe in several threads at once.
@@ -52,8 +56,8 @@ def lacks(job: Job, device: torch.device) -> str:
         return "a machine without Triton"
     if device.type != "cuda" and not interpreted():
         return f"device {device.type}"
-    if job.gradient == "faithful":
-        return "the faithful gradient"
+    if job.gradient == "faithful" and (job.dtype != torch.float32 or job.layer.batch > 256):
+        return "the faithful gradient in float64 or with batches over 256"
     if job.layer.fan_in > 16384:
         return f"a fan-in of {job.layer.fan_in} (16384 at most)"
     if min(job.window, job.steps) > _LONGEST_WINDOW:
@@ -160,11 +164,29 @@ def compiled(text: str) -> SimpleNamespace:
 
     from rwsim.walk import kernel
 
-    name = f"<rwsim fused {hash(text) & 0xFFFFFFFF:08x}>"
+    name = f"<rwsim fused {zlib.crc32(text.encode()):08x}>"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     scope = {"triton": triton, "tl": tl, "TINY": tl.constexpr(1e-37), "load": kernel.load, "store": kernel.store, "__name__": __name__}
     exec(compile(text, name, "exec"), scope)
     return SimpleNamespace(**{key: scope[key] for key in ("LOAD", "READ", "STORE", "UPDATE")})
+
+
+def _span(window: int) -> int:
+    """Steps of a captured graph: about a hundred; whole windows, or a divisor of one."""
+    if window <= _SPAN:
+        return _SPAN // window * window
+    return max(n for n in range(1, _SPAN + 1) if window % n == 0)
+
+
+@lru_cache
+def _streams(device: torch.device) -> Iterator[torch.cuda.Stream]:
+    """A few streams in turn: memory is cached stream by stream, and a new one would have to ask the driver for all of it."""
+    return itertools.cycle([torch.cuda.Stream(device) for _ in range(4)])
+
+
+def _next_stream(device: torch.device) -> torch.cuda.Stream:
+    with _launching:
+        return next(_streams(device))
 
 
 class _Size(TypedDict):
@@ -175,7 +197,7 @@ class _Size(TypedDict):
 class _Part:
     """Some rows of the configs that share a program, on one device.
 
-    Rows are numbered config by config; `first` is the number of the first. All tensors belong to a stream of their own, so that
+    Rows are numbered config by config; `first` is the number of the first. All work is queued on one of a few streams, so that
     parts, and walks in other threads, run side by side.
     """
 
@@ -187,7 +209,7 @@ class _Part:
         self.grid = (-(-rows // self.shape.N),)
         self.varies = program.varies(job.schedule)
         self.functions = compiled(source(program, self.varies))
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream = _next_stream(device) if device.type == "cuda" else None
         layer, size = job.layer, _Size(dtype=job.dtype, device=device)
         keys = job.keys()
         with self._current():
@@ -200,6 +222,12 @@ class _Part:
             self.buffers = torch.zeros(max(1, len(program.buffers)), rows, layer.fan_in, **size)
             self.fixed = self._coefficients(1, 1, moving=False)
             self._start(start)
+            if job.gradient == "faithful":
+                self.grad = torch.empty_like(self.param)
+                self.clock = torch.zeros(1, dtype=torch.int32, device=device)
+        self.span = _span(job.window)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.warm = False
 
     @contextmanager
     def _current(self) -> Iterator[None]:
@@ -232,7 +260,8 @@ class _Part:
             for value, moves in zip(every, self.varies, strict=True)
             if moves is moving
         ]
-        table = torch.stack(planes) if planes else torch.zeros((1, 1, 1), dtype=torch.float64, device=self.device)
+        # Without any the kernel still wants a table to point at.
+        table = torch.stack(planes) if planes else torch.zeros((1, *shape), dtype=torch.float64, device=self.device)
         return table.to(self.job.dtype)
 
     def _hyper(self, first: int, steps: int) -> dict[str, Any]:
@@ -258,27 +287,97 @@ class _Part:
     @property
     def table_width(self) -> int:
         """Numbers that one step adds to the table of coefficients."""
-        return len(self.configs) * sum(self.varies)
+        return len(self.configs) * max(1, sum(self.varies))
 
     def launch(self, first: int, steps: int, noise: Noise | None) -> Tensor:
         """Walk steps first ... first + steps - 1 (0 is the first); the windows' means, (windows, 7, rows), still on the device."""
+        with self._current():
+            varying = self._coefficients(first + 1, steps, moving=True)
+            if self.job.gradient == "faithful":
+                return self._faithful(first, steps, varying, noise)
+            out = torch.empty(-(-steps // self.job.window), _SERIES, self.rows, dtype=self.job.dtype, device=self.device)
+            stub = None if noise is None else self._stub(noise, first, steps)
+            self._walk(first, steps, varying, out, stub, self.job.gradient == "marginal")
+        return out
+
+    def _walk(self, first: int, steps: int, varying: Tensor, out: Tensor, stub: tuple[Tensor, Tensor] | None, marginal: bool) -> None:
         from rwsim.walk.kernel import walk_kernel
 
         job, s, configs = self.job, self.shape, len(self.configs)
-        with self._current():
-            varying = self._coefficients(first + 1, steps, moving=True)
-            out = torch.empty(-(-steps // job.window), _SERIES, self.rows, dtype=job.dtype, device=self.device)
-            normals, lengths = (self.param, self.param) if noise is None else self._stub(noise, first, steps)
-            with _launching:
-                walk_kernel[self.grid](
-                    self.param, self.buffers, self.gamma_in, self.gamma_out, self.polynomial, self.keys, self.fixed, varying, out,
-                    normals, lengths, self.rows, self.first, job.rows, job.layer.neurons, configs, job.layer.fan_in, first, steps,
-                    job.window, job.radial, steps * configs, s.E, s.N, s.L, len(self.polynomial) - 1, job.gradient == "marginal",
-                    bool((job.layer.gamma_in == 1).all()), s.E * s.L > job.layer.fan_in, job.radial != 0, noise is not None,
-                    self.functions.LOAD, self.functions.READ, self.functions.STORE, self.functions.UPDATE,
-                    **s.options,
-                )  # fmt: skip
+        normals, lengths = (self.param, self.param) if stub is None else stub
+        # The stride of a view's first axis: a faithful step reads one row of a longer table.
+        plane = varying.stride(0)
+        with _launching:
+            walk_kernel[self.grid](
+                self.param, self.buffers, self.gamma_in, self.gamma_out, self.polynomial, self.keys, self.fixed, varying, out,
+                normals, lengths, self.rows, self.first, job.rows, job.layer.neurons, configs, job.layer.fan_in, first, steps,
+                job.window, job.radial, plane, s.E, s.N, s.L, len(self.polynomial) - 1, marginal,
+                bool((job.layer.gamma_in == 1).all()), s.E * s.L > job.layer.fan_in, job.radial != 0, stub is not None,
+                self.functions.LOAD, self.functions.READ, self.functions.STORE, self.functions.UPDATE, **s.options,
+            )  # fmt: skip
+
+    def _faithful(self, first: int, steps: int, varying: Tensor, noise: Noise | None) -> Tensor:
+        """Two kernels a step, gradients and update, many steps captured in a CUDA graph and replayed."""
+        job, window = self.job, self.job.window
+        windows = -(-steps // window)
+        out = torch.zeros(windows, _SERIES, self.rows, dtype=job.dtype, device=self.device)
+        done = 0
+        while done < steps:
+            count = min(self.span, steps - done)
+            if self.graph is None and count == self.span and self.warm and self.stream is not None and noise is None:
+                self._capture(varying)
+            if self.graph is not None and count == self.span and noise is None:
+                self.clock.fill_(first + done)
+                self.table.copy_(varying[:, done : done + count])
+                self.graph.replay()
+                each = self.each
+            else:
+                self.clock.fill_(first + done)
+                each = self._faithful_steps(count, varying[:, done : done + count], noise, first + done)
+                self.warm = True
+            # A span holds whole windows or is part of one.
+            for begin in range(0, count, window):
+                part = each[begin : begin + window]
+                total = min(window, steps - (done + begin) // window * window)
+                out[(done + begin) // window] += part.sum(0) / total
+            done += count
         return out
+
+    def _capture(self, varying: Tensor) -> None:
+        self.table = torch.empty_like(varying[:, : self.span], memory_format=torch.contiguous_format)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            self.each = self._faithful_steps(self.span, self.table, None, 0)
+        self.graph = graph
+
+    def _faithful_steps(self, steps: int, varying: Tensor, noise: Noise | None, first: int) -> Tensor:
+        """Sizes of each of some steps from the clock's, (steps, 7, rows)."""
+        from rwsim.walk.kernel import faithful_kernel
+
+        job, layer = self.job, self.job.layer
+        each = torch.empty(steps, _SERIES, self.rows, dtype=job.dtype, device=self.device)
+        layers = self.rows // layer.neurons
+        block = min(64, max(16, 1 << (layer.neurons - 1).bit_length()))
+        columns = min(64, max(16, 1 << (layer.fan_in - 1).bit_length()))
+        members = max(16, 1 << (layer.batch - 1).bit_length())
+        for t in range(steps):
+            stub = (self.param, self.param) if noise is None else self._faithful_stub(noise, first + t)
+            with _launching:
+                faithful_kernel[(layers, -(-layer.neurons // block))](
+                    self.param, self.grad, self.gamma_in, self.gamma_out, self.keys, self.clock, *stub, t, self.first // layer.neurons,
+                    job.layers, layer.neurons, layer.fan_in, layer.batch, block, columns, members, noise is not None,
+                    num_warps=8, enable_fp_fusion=True,
+                )  # fmt: skip
+            self._walk(0, 1, varying[:, t : t + 1], each[t : t + 1], (self.grad, self.grad), False)
+        return each
+
+    def _faithful_stub(self, noise: Noise, step: int) -> tuple[Tensor, Tensor]:
+        """Given inputs (layers, C, B) and output normals (rows, B) of a step (0 is the first)."""
+        drawn = [noise(config, step + 1) for config in self.configs]
+        layers = slice(self.first // self.job.layer.neurons, (self.first + self.rows) // self.job.layer.neurons)
+        inputs = torch.cat([pair[0] for pair in drawn])[layers]
+        outputs = torch.cat([pair[1] for pair in drawn])[self.first : self.first + self.rows]
+        return inputs.to(self.device, self.job.dtype).contiguous(), outputs.to(self.device, self.job.dtype).contiguous()
 
     def _stub(self, noise: Noise, first: int, steps: int) -> tuple[Tensor, Tensor]:
         """Given noise of these steps as the kernel reads it: (steps, rows, C) and (steps, rows)."""
@@ -288,10 +387,11 @@ class _Part:
         lengths = torch.stack([torch.cat([pair[1] for pair in row])[mine] for row in drawn])
         return normals.to(self.device, job.dtype).contiguous(), lengths.to(self.device, job.dtype).contiguous()
 
-    def read(self, out: Tensor) -> np.ndarray:
-        """A launch's means on the host, (windows, 7, rows); waits for the launch."""
+    def read(self, out: Tensor) -> tuple[np.ndarray, bool]:
+        """A launch's means on the host, (windows, 7, rows), and whether all are finite; waits for the launch."""
         with self._current():
-            return out.cpu().numpy()
+            finite = torch.isfinite(out).all()
+            return out.cpu().numpy(), bool(finite)
 
 
 def visible(device: torch.device) -> list[torch.device]:
@@ -307,7 +407,8 @@ def _parts(job: Job, devices: Sequence[torch.device], start: Tensor | None) -> l
     for program, configs in programs(job):
         rows = len(configs) * job.rows
         used = devices[: max(1, min(len(devices), rows // _ROWS_A_DEVICE))]
-        ends = [rows * i // len(used) for i in range(len(used) + 1)]
+        unit = job.layer.neurons if job.gradient == "faithful" else 1  # neurons of a layer share their inputs
+        ends = [rows // unit * i // len(used) * unit for i in range(len(used) + 1)]
         parts += [_Part(job, program, configs, a, b - a, d, start) for a, b, d in zip(ends, ends[1:], used, strict=False)]
     return parts
 
@@ -327,7 +428,8 @@ def walk(
         job: What to walk.
         device: ``cuda`` spreads rows over all visible GPUs, ``cuda:1`` takes that one; ``cpu`` in Triton's interpreter only.
         progress: Called with the number of steps done, after every launch (some tenths of a second of work).
-        noise: Stub (config, step) -> (normals of shape (rows, fan_in), lengths of shape (rows,)) in place of random numbers.
+        noise: Stub (config, step) -> (normals of shape (rows, fan_in), lengths of shape (rows,)) in place of random numbers;
+            for the faithful gradient (inputs of shape (layers, fan_in, batch), output normals of shape (rows, batch)).
         start: Initial weights, shape (config, rows, fan_in); else drawn.
         devices: In place of those that `device` stands for.
 
@@ -338,16 +440,18 @@ def walk(
     parts = _parts(job, devices or visible(device), start)
     launch_steps = _LAUNCH / max(part.rows for part in parts) / (job.layer.fan_in / 128)
     launch_steps = min(launch_steps, _TABLE / max(1, *(part.table_width for part in parts)))
+    if job.gradient == "faithful":
+        launch_steps /= 16
     if noise is not None:
         launch_steps = min(launch_steps, 1000)
     launch_steps = max(1, int(launch_steps) // job.window) * job.window
     windows = -(-job.steps // job.window)
-    series = np.empty((_SERIES, windows, job.configs, job.rows))
+    series = np.empty((windows, _SERIES, job.configs, job.rows))
     lengths = np.full(windows, job.window, dtype=np.int64)
     lengths[-1] = job.steps - job.window * (windows - 1)
 
     def result(done: int) -> Walk:
-        return Walk(job.window, lengths[:done], *series[:, :done])
+        return Walk(job.window, lengths[:done], *series[:done].swapaxes(0, 1))
 
     read = 0  # windows that have reached the host
     waiting: list[Tensor] = []
@@ -357,16 +461,13 @@ def walk(
             # The launch before is read while this one runs.
             if waiting:
                 count = len(waiting[0])
-                for part, out in zip(parts, waiting, strict=True):
-                    _place(series, read, part, part.read(out))
-                bad = ~np.isfinite(series[:, read : read + count]).all((0, 3))
-                if bad.any():
-                    window, config = (int(x[0]) for x in np.nonzero(bad))
-                    begin = (read + window) * job.window
-                    text = (
-                        f"NaN or Inf within steps {begin + 1} to {begin + lengths[read + window]} in config {config}, {job.rules[config]!r}"
-                    )
-                    raise WalkDiverged(text, begin + 1, result(read + window))
+                finite = [_place(series[read : read + count], part, *part.read(out)) for part, out in zip(parts, waiting, strict=True)]
+                if not all(finite):
+                    window, config = np.argwhere(~np.isfinite(series[read : read + count]).all((1, 3)))[0]
+                    begin = (read + int(window)) * job.window
+                    end = begin + lengths[read + window]
+                    text = f"NaN or Inf within steps {begin + 1} to {end} in config {config}, {job.rules[config]!r}"
+                    raise WalkDiverged(text, begin + 1, result(read + int(window)))
                 read += count
                 if progress is not None:
                     progress(min(job.steps, read * job.window))
@@ -377,11 +478,11 @@ def walk(
     return result(windows)
 
 
-def _place(series: np.ndarray, window: int, part: _Part, means: np.ndarray) -> None:
+def _place(series: np.ndarray, part: _Part, means: np.ndarray, finite: bool) -> bool:
     """Put a part's means where its configs and neurons are."""
     rows = part.job.rows
     for position, config in enumerate(part.configs):
         low, high = max(position * rows, part.first), min((position + 1) * rows, part.first + part.rows)
         if low < high:
-            chosen = means[:, :, low - part.first : high - part.first]
-            series[:, window : window + len(means), config, low - position * rows : high - position * rows] = chosen.swapaxes(0, 1)
+            series[:, :, config, low - position * rows : high - position * rows] = means[:, :, low - part.first : high - part.first]
+    return finite

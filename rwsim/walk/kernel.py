@@ -16,6 +16,8 @@ import triton.language as tl
 ELEMENTS = tl.constexpr(0)
 LENGTHS = tl.constexpr(1)
 START = tl.constexpr(2)
+INPUTS = tl.constexpr(3)
+OUTPUTS = tl.constexpr(4)
 # What is kept of a window: see `measure.Walk`.
 SERIES = tl.constexpr(7)
 # Neither inline assembly nor libdevice exists in the interpreter.
@@ -308,3 +310,69 @@ def walk_kernel(
         window_index += 1
     store(param, w, column, base, inside, C, E, L)
     STORE(state, buffers, column, base, inside, rows.to(tl.int64) * C, C, E, L)
+
+
+@triton.jit
+def one_normal(key0, key1, c0, c1, c2, stream: tl.constexpr):
+    bits0, bits1, _, _ = philox(key0, key1, c0, c1, c2, tl.full((), stream, tl.uint32))
+    first, _ = normals(bits0, bits1)
+    return first
+
+
+@triton.jit
+def inputs(key0, key1, gamma_in, stub, c, b, layer, at, step, C, B, STUBBED: tl.constexpr):
+    """gamma_in X of one layer at some coordinates c and members b of the batch, 0 beyond either."""
+    mask = (c < C)[:, None] & (b < B)[None, :]
+    place = c[:, None] * B + b[None, :]
+    if STUBBED:
+        x = tl.load(stub + at.to(tl.int64) * C * B + place, mask=mask, other=0.0)
+    else:
+        x = one_normal(key0, key1, place.to(tl.uint32), layer, step, INPUTS)
+    return tl.where(mask, tl.load(gamma_in + c, mask=c < C, other=0.0)[:, None] * x, 0.0)
+
+
+@triton.jit(do_not_specialize=["local", "first_layer", "layers_per_config", "per_layer", "C", "B"])
+def faithful_kernel(
+    param, grad, gamma_in, gamma_out, keys, clock, stub_in, stub_out, local, first_layer, layers_per_config, per_layer, C, B,
+    K_BLOCK: tl.constexpr, C_BLOCK: tl.constexpr, B_BLOCK: tl.constexpr, STUBBED: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the toy system at step clock + local (0 at the first): inputs, batch norm (eps = 0) and backpropagation.
+
+    A program has K_BLOCK neurons of one layer; all of a layer's draw the same inputs, which are drawn again for the second
+    product. Arguments as in `walk_kernel`; stub_in (layers, C, B) and stub_out (rows, B) hold the raw normals.
+    """
+    here = tl.program_id(0)
+    number = here + first_layer
+    config = number // layers_per_config
+    layer = (number % layers_per_config).to(tl.uint32)
+    key0 = tl.load(keys + 2 * config).to(tl.uint32, bitcast=True)
+    key1 = tl.load(keys + 2 * config + 1).to(tl.uint32, bitcast=True)
+    step = (tl.load(clock) + local).to(tl.uint32)
+    k = tl.program_id(1) * K_BLOCK + tl.arange(0, K_BLOCK)
+    b = tl.arange(0, B_BLOCK)
+    known = (k < per_layer)[:, None]
+    row = here * per_layer + k
+    z = tl.zeros((K_BLOCK, B_BLOCK), tl.float32)
+    for c0 in range(0, C, C_BLOCK):
+        c = c0 + tl.arange(0, C_BLOCK)
+        x = inputs(key0, key1, gamma_in, stub_in, c, b, layer, here, step, C, B, STUBBED)
+        w = tl.load(param + row.to(tl.int64)[:, None] * C + c[None, :], mask=known & (c < C)[None, :], other=0.0)
+        z += tl.dot(w, x, input_precision="ieee")
+    member = known & (b < B)[None, :]
+    z = tl.where(member, z - (tl.sum(z, axis=1) / B)[:, None], 0.0)
+    deviation = tl.sqrt(tl.sum(z * z, axis=1) / B)
+    deviation = tl.where(k < per_layer, deviation, 1.0)[:, None]
+    unit = z / deviation
+    if STUBBED:
+        out = tl.load(stub_out + row[:, None] * B + b[None, :], mask=member, other=0.0)
+    else:
+        neuron = (layer * per_layer + k).to(tl.uint32)
+        out = one_normal(key0, key1, b.to(tl.uint32)[None, :], neuron[:, None], step, OUTPUTS)
+    out = tl.where(member, out * tl.load(gamma_out + k, mask=k < per_layer, other=0.0)[:, None], 0.0)
+    back = out - (tl.sum(out, axis=1) / B)[:, None] - unit * (tl.sum(out * unit, axis=1) / B)[:, None]
+    back = tl.where(member, back / deviation, 0.0)
+    for c0 in range(0, C, C_BLOCK):
+        c = c0 + tl.arange(0, C_BLOCK)
+        x = inputs(key0, key1, gamma_in, stub_in, c, b, layer, here, step, C, B, STUBBED)
+        g = tl.dot(back, tl.trans(x), input_precision="ieee")
+        tl.store(grad + row.to(tl.int64)[:, None] * C + c[None, :], g, mask=known & (c < C)[None, :])
