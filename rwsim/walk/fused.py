@@ -1,0 +1,387 @@
+"""The fused engine: a Triton kernel that keeps weights and optimizer state in registers for the whole walk.
+
+What a rule does is compiled from its traced program into the few functions that the kernel calls; everything else is one
+kernel. Random numbers come from Philox, keyed by the config and counted by (coordinate, neuron, step), so a config's walk
+is bitwise the same whatever shares its launch, its device or its chunk of steps. Triton is imported at the first use.
+"""
+
+import importlib.util
+import linecache
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rwsim.errors import Unavailable, WalkDiverged, WalkInterrupted
+from rwsim.walk.job import Job
+from rwsim.walk.measure import Walk
+from rwsim.walk.program import Program, programs, trace
+
+Noise = Callable[[int, int], tuple[Tensor, Tensor]]
+
+_SERIES = 7
+_LONGEST_WINDOW = 10_000
+# Neuron-steps of a launch, about: some tenths of a second, between which progress is told and Ctrl-C is heard.
+_LAUNCH = 5e8
+# Numbers in the table of step-dependent coefficients of one launch.
+_TABLE = 2e7
+# Rows that keep one device busy.
+_ROWS_A_DEVICE = 4096
+# Compiling is not safe in several threads at once.
+_launching = threading.Lock()
+# Largest normal that the kernel draws, and the end of the polynomial's interval.
+_REACH = 6.8
+
+
+def interpreted() -> bool:
+    """Whether Triton runs in its interpreter, on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def lacks(job: Job, device: torch.device) -> str:
+    """What this engine does not carry of a job, or nothing."""
+    if importlib.util.find_spec("triton") is None:
+        return "a machine without Triton"
+    if device.type != "cuda" and not interpreted():
+        return f"device {device.type}"
+    if job.gradient == "faithful":
+        return "the faithful gradient"
+    if job.layer.fan_in > 16384:
+        return f"a fan-in of {job.layer.fan_in} (16384 at most)"
+    if min(job.window, job.steps) > _LONGEST_WINDOW:
+        return f"windows of more than {_LONGEST_WINDOW} steps"
+    try:
+        trace(job.rule)  # type: ignore[arg-type]  # a class is hashable
+    except Unavailable as error:
+        return f"rule {job.rule.name}: {error}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a neuron lies in a program: E elements in each of L lanes, N neurons; and how it is compiled."""
+
+    E: int
+    N: int
+    L: int
+
+    @classmethod
+    def of(cls, fan_in: int) -> "Shape":
+        """Fixed by the fan-in alone: it sets the order of summation, so it must not follow the batch."""
+        padded = max(32, 1 << (fan_in - 1).bit_length())
+        elements = 4 if padded == 32 else 8 if padded == 64 else 16 if padded <= 512 else 32
+        lanes = padded // elements
+        return cls(elements, max(1, 64 // lanes) if elements < 32 else 1, lanes)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the launch. FP fusion is named since its default is about to change; results must not follow it."""
+        options = {"num_warps": max(1, self.N * self.L // 32), "enable_fp_fusion": True}
+        # Three programs of two warps a scheduler hide more latency than two with all the registers they ask for.
+        return options | ({"maxnreg": 168} if self.E == 16 else {})
+
+
+@lru_cache
+def length_polynomial(batch: int) -> tuple[float, ...]:
+    """Coefficients (lowest first) of P with exp P(z) distributed as sqrt(B chi2_{B-2} / chi2_{B-1}) for a standard normal z.
+
+    exp P is the quantile function at Phi(z): no rejection, one normal a draw. The degree is as high as an error of the
+    mean square below 1e-6 needs (at B = 4 .. 7: 4e-6).
+
+    Example:
+        >>> len(length_polynomial(32)) - 1
+        8
+    """
+    from scipy import stats
+
+    def target(z: np.ndarray) -> np.ndarray:
+        tail = stats.norm.sf(np.abs(z))
+        quantile = np.where(z < 0, stats.f.ppf(tail, batch - 2, batch - 1), stats.f.isf(tail, batch - 2, batch - 1))
+        return 0.5 * np.log(batch * (batch - 2) / (batch - 1) * quantile)
+
+    degree = 20 if batch < 8 else 16 if batch < 12 else 12 if batch < 24 else 8
+    chebyshev = np.polynomial.Chebyshev.interpolate(target, degree, domain=[-_REACH, _REACH])
+    return tuple(chebyshev.convert(kind=np.polynomial.Polynomial).coef)
+
+
+def source(program: Program, varies: Sequence[bool]) -> str:
+    """The functions that the kernel calls, as Triton source."""
+    fixed = [i for i, moves in enumerate(varies) if not moves]
+    moving = [i for i, moves in enumerate(varies) if moves]
+
+    def listed(items: list[str]) -> str:
+        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+    calls = {
+        "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "sqrt": "tl.sqrt({})",
+        "rsqrt": "tl.rsqrt(tl.maximum({}, TINY))",
+        "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0)).to(grad.dtype)",
+    }  # fmt: skip
+    buffers = [f"load(buffers + {k} * plane, column, base, C, E, L)" for k in range(len(program.buffers))]
+    quarters = [listed([f"b{k}[{j}]" for k in range(len(buffers))]) for j in range(4)]
+    whole = [listed([f"state[{j}][{k}]" for j in range(4)]) for k in range(len(buffers))]
+    part = program.part if isinstance(program.part, str) else "grad * 0.0"
+    lines = [
+        "@triton.jit",
+        "def LOAD(fixed, plane):",
+        f"    return {listed([f'tl.load(fixed + {k} * plane)' for k in range(len(fixed))])}",
+        "@triton.jit",
+        "def READ(buffers, column, base, plane, C, E: tl.constexpr, L: tl.constexpr):",
+        *[f"    b{k} = {text}" for k, text in enumerate(buffers)],
+        f"    return {listed(quarters)}",
+        "@triton.jit",
+        "def STORE(state, buffers, column, base, inside, plane, C, E: tl.constexpr, L: tl.constexpr):",
+        *[f"    store(buffers + {k} * plane, {text}, column, base, inside, C, E, L)" for k, text in enumerate(whole)],
+        "    return",
+        "@triton.jit",
+        "def UPDATE(grad, param, state, fixed, varying, plane):",
+        *[f"    {name} = state[{k}]" for k, name in enumerate(program.buffers)],
+        *[f"    c{i} = fixed[{k}][None, :]" for k, i in enumerate(fixed)],
+        *[f"    c{i} = tl.load(varying + {k} * plane)[None, :]" for k, i in enumerate(moving)],
+        *[f"    {line.target} = {calls[line.op].format(*line.args)}" for line in program.body],
+        f"    return {program.param}, {listed([str(x) for x in program.new])}, {part}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@lru_cache
+def compiled(text: str) -> SimpleNamespace:
+    """The functions of a source; Triton reads a function's text back from its file, so it is given one."""
+    import triton
+    import triton.language as tl
+
+    from rwsim.walk import kernel
+
+    name = f"<rwsim fused {hash(text) & 0xFFFFFFFF:08x}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    scope = {"triton": triton, "tl": tl, "TINY": tl.constexpr(1e-37), "load": kernel.load, "store": kernel.store, "__name__": __name__}
+    exec(compile(text, name, "exec"), scope)
+    return SimpleNamespace(**{key: scope[key] for key in ("LOAD", "READ", "STORE", "UPDATE")})
+
+
+class _Size(TypedDict):
+    dtype: torch.dtype
+    device: torch.device
+
+
+class _Part:
+    """Some rows of the configs that share a program, on one device.
+
+    Rows are numbered config by config; `first` is the number of the first. All tensors belong to a stream of their own, so that
+    parts, and walks in other threads, run side by side.
+    """
+
+    def __init__(
+        self, job: Job, program: Program, configs: Sequence[int], first: int, rows: int, device: torch.device, start: Tensor | None
+    ) -> None:
+        self.job, self.program, self.configs, self.first, self.rows, self.device = job, program, configs, first, rows, device
+        self.shape = Shape.of(job.layer.fan_in)
+        self.grid = (-(-rows // self.shape.N),)
+        self.varies = program.varies(job.schedule)
+        self.functions = compiled(source(program, self.varies))
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        layer, size = job.layer, _Size(dtype=job.dtype, device=device)
+        keys = job.keys()
+        with self._current():
+            self.gamma_in = torch.as_tensor(layer.gamma_in, **size)
+            self.gamma_out = torch.as_tensor(layer.gamma_out * layer.loss_scale / (layer.neurons * layer.batch), **size)
+            self.polynomial = torch.tensor(length_polynomial(layer.batch), dtype=torch.float32, device=device)
+            words = np.array([keys[c] for c in configs], dtype=np.uint64).view(np.int32).reshape(-1, 2)
+            self.keys = torch.as_tensor(words, device=device)
+            self.param = torch.empty(rows, layer.fan_in, **size)
+            self.buffers = torch.zeros(max(1, len(program.buffers)), rows, layer.fan_in, **size)
+            self.fixed = self._coefficients(1, 1, moving=False)
+            self._start(start)
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        if self.stream is None:
+            yield
+            return
+        with torch.cuda.device(self.device), torch.cuda.stream(self.stream):
+            yield
+
+    def _start(self, given: Tensor | None) -> None:
+        from rwsim.walk.kernel import start_kernel
+
+        job, s = self.job, self.shape
+        if given is not None:
+            self.param.copy_(given[list(self.configs)].reshape(-1, job.layer.fan_in)[self.first : self.first + self.rows])
+            return
+        with _launching:
+            start_kernel[self.grid](
+                self.param, self.keys, self.rows, self.first, job.rows, job.layer.fan_in, job.layer.fan_in**-0.5,
+                s.E, s.N, s.L, num_warps=s.options["num_warps"],
+            )  # fmt: skip
+
+    def _coefficients(self, first: int, steps: int, moving: bool) -> Tensor:
+        """(coefficient, steps, configs) of those that move from step to step, or of the others; `first` is 1 at the first step."""
+        step = torch.arange(first, first + steps, dtype=torch.float64, device=self.device)[:, None]
+        every = self.program.evaluate(self._hyper(first, steps), step)
+        shape = (steps, len(self.configs))
+        planes = [
+            torch.as_tensor(value, dtype=torch.float64, device=self.device).expand(shape)
+            for value, moves in zip(every, self.varies, strict=True)
+            if moves is moving
+        ]
+        table = torch.stack(planes) if planes else torch.zeros((1, 1, 1), dtype=torch.float64, device=self.device)
+        return table.to(self.job.dtype)
+
+    def _hyper(self, first: int, steps: int) -> dict[str, Any]:
+        """Hyperparameters as (steps or 1, configs) in float64, schedules applied."""
+
+        def column(values: Sequence[float], factors: np.ndarray | None) -> Tensor:
+            row = torch.tensor(values, dtype=torch.float64, device=self.device)[None, :]
+            if factors is None:
+                return row
+            return row * torch.as_tensor(factors[first - 1 : first - 1 + steps], dtype=torch.float64, device=self.device)[:, None]
+
+        hyper: dict[str, Any] = {}
+        for name, example in vars(self.job.rules[0].values).items():
+            values = [getattr(self.job.rules[c].values, name) for c in self.configs]
+            factors = self.job.schedule.get(name)
+            if isinstance(example, tuple):
+                columns = zip(*values, strict=True)
+                hyper[name] = tuple(column(x, None if factors is None else factors[:, i]) for i, x in enumerate(columns))
+            else:
+                hyper[name] = column(values, factors)
+        return hyper
+
+    @property
+    def table_width(self) -> int:
+        """Numbers that one step adds to the table of coefficients."""
+        return len(self.configs) * sum(self.varies)
+
+    def launch(self, first: int, steps: int, noise: Noise | None) -> Tensor:
+        """Walk steps first ... first + steps - 1 (0 is the first); the windows' means, (windows, 7, rows), still on the device."""
+        from rwsim.walk.kernel import walk_kernel
+
+        job, s, configs = self.job, self.shape, len(self.configs)
+        with self._current():
+            varying = self._coefficients(first + 1, steps, moving=True)
+            out = torch.empty(-(-steps // job.window), _SERIES, self.rows, dtype=job.dtype, device=self.device)
+            normals, lengths = (self.param, self.param) if noise is None else self._stub(noise, first, steps)
+            with _launching:
+                walk_kernel[self.grid](
+                    self.param, self.buffers, self.gamma_in, self.gamma_out, self.polynomial, self.keys, self.fixed, varying, out,
+                    normals, lengths, self.rows, self.first, job.rows, job.layer.neurons, configs, job.layer.fan_in, first, steps,
+                    job.window, job.radial, steps * configs, s.E, s.N, s.L, len(self.polynomial) - 1, job.gradient == "marginal",
+                    bool((job.layer.gamma_in == 1).all()), s.E * s.L > job.layer.fan_in, job.radial != 0, noise is not None,
+                    self.functions.LOAD, self.functions.READ, self.functions.STORE, self.functions.UPDATE,
+                    **s.options,
+                )  # fmt: skip
+        return out
+
+    def _stub(self, noise: Noise, first: int, steps: int) -> tuple[Tensor, Tensor]:
+        """Given noise of these steps as the kernel reads it: (steps, rows, C) and (steps, rows)."""
+        job, mine = self.job, slice(self.first, self.first + self.rows)
+        drawn = [[noise(config, first + 1 + t) for config in self.configs] for t in range(steps)]
+        normals = torch.stack([torch.cat([pair[0] for pair in row])[mine] for row in drawn])
+        lengths = torch.stack([torch.cat([pair[1] for pair in row])[mine] for row in drawn])
+        return normals.to(self.device, job.dtype).contiguous(), lengths.to(self.device, job.dtype).contiguous()
+
+    def read(self, out: Tensor) -> np.ndarray:
+        """A launch's means on the host, (windows, 7, rows); waits for the launch."""
+        with self._current():
+            return out.cpu().numpy()
+
+
+def visible(device: torch.device) -> list[torch.device]:
+    """The devices that a walk on `device` spreads over: all of the host's unless it names one."""
+    if device.type != "cuda" or device.index is not None:
+        return [device]
+    return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+
+
+def _parts(job: Job, devices: Sequence[torch.device], start: Tensor | None) -> list[_Part]:
+    """Rows in even shares to the devices, as many of these as have something to do."""
+    parts = []
+    for program, configs in programs(job):
+        rows = len(configs) * job.rows
+        used = devices[: max(1, min(len(devices), rows // _ROWS_A_DEVICE))]
+        ends = [rows * i // len(used) for i in range(len(used) + 1)]
+        parts += [_Part(job, program, configs, a, b - a, d, start) for a, b, d in zip(ends, ends[1:], used, strict=False)]
+    return parts
+
+
+def walk(
+    job: Job,
+    device: torch.device,
+    *,
+    progress: Callable[[int], None] | None = None,
+    noise: Noise | None = None,
+    start: Tensor | None = None,
+    devices: Sequence[torch.device] | None = None,
+) -> Walk:
+    """Walk a job.
+
+    Args:
+        job: What to walk.
+        device: ``cuda`` spreads rows over all visible GPUs, ``cuda:1`` takes that one; ``cpu`` in Triton's interpreter only.
+        progress: Called with the number of steps done, after every launch (some tenths of a second of work).
+        noise: Stub (config, step) -> (normals of shape (rows, fan_in), lengths of shape (rows,)) in place of random numbers.
+        start: Initial weights, shape (config, rows, fan_in); else drawn.
+        devices: In place of those that `device` stands for.
+
+    Raises:
+        WalkDiverged: NaN or Inf; the step is the first of the window that shows it, the walk ends before that window.
+        WalkInterrupted: Ctrl-C, with the walk so far.
+    """
+    parts = _parts(job, devices or visible(device), start)
+    launch_steps = _LAUNCH / max(part.rows for part in parts) / (job.layer.fan_in / 128)
+    launch_steps = min(launch_steps, _TABLE / max(1, *(part.table_width for part in parts)))
+    if noise is not None:
+        launch_steps = min(launch_steps, 1000)
+    launch_steps = max(1, int(launch_steps) // job.window) * job.window
+    windows = -(-job.steps // job.window)
+    series = np.empty((_SERIES, windows, job.configs, job.rows))
+    lengths = np.full(windows, job.window, dtype=np.int64)
+    lengths[-1] = job.steps - job.window * (windows - 1)
+
+    def result(done: int) -> Walk:
+        return Walk(job.window, lengths[:done], *series[:, :done])
+
+    read = 0  # windows that have reached the host
+    waiting: list[Tensor] = []
+    try:
+        for first in [*range(0, job.steps, launch_steps), None]:
+            launched = [] if first is None else [part.launch(first, min(launch_steps, job.steps - first), noise) for part in parts]
+            # The launch before is read while this one runs.
+            if waiting:
+                count = len(waiting[0])
+                for part, out in zip(parts, waiting, strict=True):
+                    _place(series, read, part, part.read(out))
+                bad = ~np.isfinite(series[:, read : read + count]).all((0, 3))
+                if bad.any():
+                    window, config = (int(x[0]) for x in np.nonzero(bad))
+                    begin = (read + window) * job.window
+                    text = (
+                        f"NaN or Inf within steps {begin + 1} to {begin + lengths[read + window]} in config {config}, {job.rules[config]!r}"
+                    )
+                    raise WalkDiverged(text, begin + 1, result(read + window))
+                read += count
+                if progress is not None:
+                    progress(min(job.steps, read * job.window))
+            waiting = launched
+    except KeyboardInterrupt:
+        step = min(job.steps, read * job.window)
+        raise WalkInterrupted(f"interrupted at step {step} of {job.steps}", step, result(read)) from None
+    return result(windows)
+
+
+def _place(series: np.ndarray, window: int, part: _Part, means: np.ndarray) -> None:
+    """Put a part's means where its configs and neurons are."""
+    rows = part.job.rows
+    for position, config in enumerate(part.configs):
+        low, high = max(position * rows, part.first), min((position + 1) * rows, part.first + part.rows)
+        if low < high:
+            chosen = means[:, :, low - part.first : high - part.first]
+            series[:, window : window + len(means), config, low - position * rows : high - position * rows] = chosen.swapaxes(0, 1)
