@@ -1,6 +1,5 @@
 """What is measured: a row per engine, the paper's whole figure, one GPU against all."""
 
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from benchmarks.timing import Timing, Walker, repeat_in_turn, single_threaded
 from rwsim.config import PAPER_CASES
 from rwsim.errors import Unavailable, WalkDiverged
 from rwsim.optimizers import find_rule
+from rwsim.walk import fused
 from rwsim.walk.job import Job
 from rwsim.walk.measure import QUANTITIES, Walk
 from rwsim.walk.simulate import resolve_engine, run
@@ -135,11 +135,8 @@ def compare_gpus(job: Job, seconds: float, steps: int | None) -> tuple[int, Timi
     count = torch.cuda.device_count()
     if count < 2:
         raise Unavailable(f"--gpus needs two CUDA devices or more; torch finds {count}.")
-    try:
-        # By name: the checkout may be one without it.
-        fused = importlib.import_module("rwsim.walk.fused")
-    except ModuleNotFoundError as error:
-        raise Unavailable(f"--gpus needs the fused engine: {error}.") from None
+    if missing := fused.lacks(job, torch.device("cuda")):
+        raise Unavailable(f"--gpus needs the fused engine, which does not carry {missing}.")
     every = [torch.device("cuda", i) for i in range(count)]
 
     def walk(devices: Sequence[torch.device], length: int) -> Walk:
