@@ -20,10 +20,10 @@ import torch
 from benchmarks import report
 from benchmarks.floor import Floor, cpu_floor, cuda_floor
 from benchmarks.peers import PEERS
-from benchmarks.rows import ENGINES, ROWS, Row, compare_gpus, measure_rows, paper_figure, paper_job
+from benchmarks.rows import ROWS, Row, compare_gpus, measure_rows, paper_figure, paper_job
 from rwsim.errors import InvalidArgument, RwsimError, Unavailable
 from rwsim.walk.job import Job
-from rwsim.walk.simulate import resolve_device
+from rwsim.walk.simulate import ENGINES, resolve_device
 from rwsim.walk.system import GRADIENTS
 
 
@@ -87,6 +87,8 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str,
     # Not `resolve_device`'s auto, which is the CPU: what is measured here is the machine.
     wanted = "cuda" if options.device == "auto" and torch.cuda.is_available() else options.device
     device = resolve_device(wanted)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())  # without a number it stands for all of them
     jobs = [
         paper_job(name, options.neurons, options.fan_in, options.batch, options.configs, options.gradient, options.layers, options.seed)
         for name in dict.fromkeys(options.optimizer)

@@ -1,6 +1,5 @@
 """What is measured: a row per engine, the paper's whole figure, one GPU against all."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks import peers
-from benchmarks.floor import Floor
+from benchmarks.floor import Floor, cpu_cores
 from benchmarks.timing import Timing, Walker, repeat_in_turn, single_threaded
 from rwsim.config import PAPER_CASES
 from rwsim.errors import Unavailable, WalkDiverged
@@ -19,19 +18,17 @@ from rwsim.optimizers import find_rule
 from rwsim.walk import fused
 from rwsim.walk.job import Job
 from rwsim.walk.measure import QUANTITIES, Walk
-from rwsim.walk.simulate import resolve_engine, run
+from rwsim.walk.simulate import ENGINES, resolve_engine
 from rwsim.walk.system import Layer
 
-ENGINES = ("reference", "blocked", "fused")
 # Bytes that the statistics of one walk may take on the host.
 _HOST = 1 << 28
 
 
 def _engine(name: str, job: Job, device: torch.device) -> Walker:
-    def walk(steps: int) -> None:
-        run(replace(job, steps=steps), device=device.type, engine=name)
-
-    return walk
+    # Not `simulate.run`, which takes all GPUs: one device is measured here.
+    walk = resolve_engine(name, job, device)
+    return lambda steps: walk(replace(job, steps=steps), device)
 
 
 _Make = Callable[[Job, torch.device], Walker]
@@ -115,19 +112,21 @@ def paper_figure(device: torch.device, engine: str, steps: int, seed: int) -> tu
         for name, scale, hyper in PAPER_CASES[:4]
     ]
 
-    def traced(job: Job) -> dict[str, np.ndarray]:
-        walk = run(job, device=device.type, engine=engine)
-        return {quantity: walk.trace(quantity) for quantity in QUANTITIES}
+    walks = [resolve_engine(engine, job, device) for job in jobs]
+
+    def traced(walk: Callable[..., Walk], job: Job) -> dict[str, np.ndarray]:
+        walked = walk(job, device)
+        return {quantity: walked.trace(quantity) for quantity in QUANTITIES}
 
     def figure(length: int) -> None:
-        with ThreadPoolExecutor(min(os.cpu_count() or 1, len(jobs))) as pool:
-            list(pool.map(traced, [replace(job, steps=length) for job in jobs]))
+        with ThreadPoolExecutor(min(cpu_cores(), len(jobs))) as pool:
+            list(pool.map(traced, walks, [replace(job, steps=length) for job in jobs]))
 
     with single_threaded():
         timing = Timing(lambda: figure, device, first=min(steps, 2 * jobs[0].window))
         timing.steps = steps
         repeat_in_turn([timing])
-    return [resolve_engine(engine, job, device).__module__.rpartition(".")[2] for job in jobs], timing
+    return [walk.__module__.rpartition(".")[2] for walk in walks], timing
 
 
 def compare_gpus(job: Job, seconds: float, steps: int | None) -> tuple[int, Timing, Timing, bool]:

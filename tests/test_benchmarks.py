@@ -95,10 +95,10 @@ def test_the_command_measures_every_row(tmp_path, capsys, monkeypatch):
 
 
 def test_an_engine_that_cannot_leaves_its_reason(capsys, monkeypatch):
-    def run(job, *, device, engine, progress=None):
+    def resolve(engine, job, device):
         raise Unavailable(f"`engine` {engine} does not carry\nthis job.")
 
-    monkeypatch.setattr(rows, "run", run)
+    monkeypatch.setattr(rows, "resolve_engine", resolve)
     assert main([*SMALL, "--rows", "fused", "loop"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "adamw      fused      `engine` fused does not carry this job." in lines
@@ -136,7 +136,7 @@ def test_ctrl_c_is_not_a_row(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rows, "run", interrupted)
+    monkeypatch.setattr(rows, "resolve_engine", lambda *_: interrupted)
     assert main([*SMALL, "--rows", "reference"]) == 3
     assert capsys.readouterr().err == "benchmarks: error: interrupted\n"
 
