@@ -138,7 +138,7 @@ def validate(
     device
         Where to walk; auto takes the CPU.
     engine
-        auto takes the reference engine.
+        auto takes the fastest that carries the walk.
     seed
         Of gammas, weights and gradients.
     lr

@@ -25,6 +25,7 @@ from rwsim.stats.verdict import AGREES, FALSE_ALARM_RATE, critical_value, judge
 from rwsim.theory.equilibrium import Equilibrium, Prediction, predict_equilibrium
 from rwsim.theory.noise import ToySystem
 from rwsim.theory.transient import Approach, approach
+from rwsim.walk.job import Job
 from rwsim.walk.measure import QUANTITIES, Walk
 from rwsim.walk.simulate import resolve_device, resolve_engine, run
 from rwsim.walk.system import Layer
@@ -176,12 +177,12 @@ def validate(
     hyper = {key: options.pop(key) for key in list(options) if key not in Settings.model_fields}
     settings = Settings.checked(**{k: v for k, v in options.items()})
     cases = choose_cases(chosen, hyper)
-    resolve_device(settings.device)
-    resolve_engine(settings.engine)
-    for rule, _ in cases:  # refuse before the first walk, not after the third
+    device = resolve_device(settings.device)
+    for rule, scale in cases:  # refuse before the first walk, not after the third
         if rule.values.lr == 0 or rule.values.weight_decay == 0:
             name = "lr" if rule.values.lr == 0 else "weight_decay"
             raise NoEquilibrium(f"`{name}` is 0: {rule.name} then has no equilibrium to validate; give a positive value.")
+        resolve_engine(settings.engine, _job(rule, _layer(settings, settings.loss_scale or scale), 1, settings), device)
     result = Validation(settings)
     stop = threading.Event()
 
@@ -192,10 +193,8 @@ def validate(
             if progress is not None:
                 progress(case.label, step, settings.steps)
 
-        return run(
-            [case.rule], case.layer, steps=settings.steps, gradient=settings.gradient, layers=case.layers, seed=settings.seed,
-            device=settings.device, engine=settings.engine, window=settings.window, label=repr(case.rule), progress=watch,
-        )  # fmt: skip
+        job = _job(case.rule, case.layer, case.layers, settings)
+        return run(job, device=settings.device, engine=settings.engine, progress=watch)
 
     def finish(case: Case, walked: Walk) -> None:
         records = compare(case, walked, settings, checks=len(cases) * len(QUANTITIES))
@@ -244,9 +243,17 @@ def _single_threaded_torch() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _layer(settings: Settings, loss_scale: float) -> Layer:
+    return Layer.draw(settings.fan_in, settings.neurons, settings.batch, loss_scale, settings.gamma, settings.seed)
+
+
+def _job(rule: UpdateRule, layer: Layer, layers: int, settings: Settings) -> Job:
+    return Job((rule,), layer, settings.steps, settings.gradient, layers, seed=settings.seed, window=settings.window)
+
+
 def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
     """Draw the layer, predict its equilibrium and the way there, and choose burn-in and layers."""
-    layer = Layer.draw(settings.fan_in, settings.neurons, settings.batch, loss_scale, settings.gamma, settings.seed)
+    layer = _layer(settings, loss_scale)
     law = layer.law(settings.gradient)
     few = law
     if isinstance(law, ToySystem):

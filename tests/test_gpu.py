@@ -10,6 +10,7 @@ import rwsim
 from rwsim.optimizers import AdamL2, AdamW, Lion, UpdateRule
 from rwsim.optimizers.sgdm import SGDM
 from rwsim.stats.mcse import estimate
+from rwsim.walk.job import Job
 from rwsim.walk.simulate import run
 from rwsim.walk.system import Layer
 from tests.statistics import Z
@@ -30,7 +31,7 @@ def test_devices_agree_by_statistics(rule, gradient):
     layer = Layer.draw(64, 256, gamma="uniform")
     if gradient == "gaussian" and rule.name == "adam_l2":  # gradients of unit size: its decay must be as large
         rule = AdamL2(lr=5e-3, weight_decay=2.0, betas=(0.9, 0.99))
-    walks = [run([rule], layer, steps=1500, gradient=gradient, layers=2, device=device).kept(700) for device in ("cuda", "cpu")]
+    walks = [run(Job((rule,), layer, 1500, gradient, 2), device=device).kept(700) for device in ("cuda", "cpu")]
     for quantity in ("norm", "rotation", "rms_update"):
         gpu, cpu = (estimate(walk.statistic(quantity)[:, 0]) for walk in walks)
         error = math.hypot(gpu.mcse, cpu.mcse) / cpu.mean
@@ -39,8 +40,8 @@ def test_devices_agree_by_statistics(rule, gradient):
 
 def test_float64_and_batched_configs_on_cuda():
     layer = Layer.draw(32, 64)
-    rules = [AdamW(lr=0.01, weight_decay=0.1), AdamW(lr=0.02, weight_decay=0.1)]
-    one, same = (run(rules, layer, steps=200, device="cuda", dtype=torch.float64) for _ in range(2))
+    rules = (AdamW(lr=0.01, weight_decay=0.1), AdamW(lr=0.02, weight_decay=0.1))
+    one, same = (run(Job(rules, layer, 200, dtype=torch.float64), device="cuda") for _ in range(2))
     assert one.norm_sq.shape == (2, 2, 64) and np.array_equal(one.norm_sq, same.norm_sq)
 
 

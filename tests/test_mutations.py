@@ -22,6 +22,7 @@ from rwsim.stats.verdict import AGREES, DIFFERS
 from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.transient import approach
 from rwsim.validate import Case, compare
+from rwsim.walk.job import Job
 from rwsim.walk.simulate import run
 from rwsim.walk.system import Layer
 from tests.test_optimizers import trajectory
@@ -205,7 +206,7 @@ def _passes_walk(rule: type[UpdateRule], name: str) -> bool:
     law = layer.law("gaussian")
     coming = approach(right, law, layer.start_sq, settings.steps)
     case = Case(right, layer, 1, predict_equilibrium(right, law), coming, coming.burn_in(0.006), "")
-    walk = run([rule(**WALKS[name])], layer, steps=settings.steps, gradient="gaussian", window=settings.window)
+    walk = run(Job((rule(**WALKS[name]),), layer, settings.steps, "gaussian", window=settings.window))
     verdicts = {record.verdict for record in compare(case, walk, settings)}
     assert verdicts == {AGREES} or DIFFERS in verdicts, f"{rule.__name__} of {name}: undecided, the walk is too short"
     return verdicts == {AGREES}

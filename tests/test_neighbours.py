@@ -26,7 +26,8 @@ from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.moments import linear_response, stationary_moments
 from rwsim.theory.noise import IdealWalk
 from rwsim.theory.symbols import alpha, beta1, epsilon, eta, lam
-from rwsim.walk.simulate import run
+from rwsim.walk.job import Job
+from rwsim.walk.reference import walk
 from rwsim.walk.system import Layer
 from tests.test_optimizers import trajectory
 
@@ -53,7 +54,8 @@ def ideal(rule: UpdateRule, steps: int, seed: int = 0, weight_decay: bool = True
     if not weight_decay and linear_response(type(rule)).square is not None:
         normalizer = np.ones((1, 1))
     root = None if normalizer is None else torch.from_numpy(np.asarray(normalizer))
-    return run([rule], layer, steps=steps, gradient="gaussian", seed=seed, dtype=torch.float64, window=20, normalizer=root)
+    job = Job((rule,), layer, steps, "gaussian", seed=seed, dtype=torch.float64, window=20)
+    return walk(job, torch.device("cpu"), normalizer=root)
 
 
 @pytest.mark.parametrize(

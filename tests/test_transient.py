@@ -9,6 +9,7 @@ from rwsim.optimizers import RULES, SGDM, AdamL2, AdamW, Lion
 from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.noise import IdealWalk
 from rwsim.theory.transient import Approach, approach
+from rwsim.walk.job import Job
 from rwsim.walk.simulate import run
 from rwsim.walk.system import Layer
 
@@ -24,7 +25,7 @@ CASES = [
 @pytest.mark.parametrize(("rule", "tolerance"), CASES, ids=lambda x: getattr(x, "name", None))
 def test_expected_approach_follows_the_ensemble(rule, tolerance):
     layer = Layer.draw(64, 256, gamma="uniform")
-    found = run([rule], layer, steps=1500, window=25)
+    found = run(Job((rule,), layer, 1500, window=25))
     expected = approach(rule, layer.law("marginal"), layer.start_sq, 1500)
     limit = predict_equilibrium(rule, layer.law("marginal")).linear_norm_sq
     predicted = limit * (1 + expected.deviation.reshape(-1, 25).mean(-1))

@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 import rwsim
 from rwsim import validate as validate_function
@@ -17,6 +16,7 @@ from rwsim.stats.verdict import AGREES, DIFFERS, UNDECIDED
 from rwsim.theory.equilibrium import Equilibrium, Prediction, predict_equilibrium
 from rwsim.theory.transient import Approach, approach
 from rwsim.validate import Case, compare, prepare
+from rwsim.walk.job import Job
 from rwsim.walk.measure import QUANTITIES
 from rwsim.walk.simulate import run
 from rwsim.walk.system import Layer
@@ -54,7 +54,7 @@ def test_ideal_walk_agrees_and_two_percent_is_rejected(name):
     rule, layer = FAST[name], Layer.draw(64, 256, gamma="uniform")
     settings = Settings(fan_in=64, neurons=256, gradient="gaussian", margin=0.005, steps=4000)
     prediction = predict_equilibrium(rule, layer.law("gaussian"))
-    walk = run([rule], layer, steps=4000, gradient="gaussian", layers=2, dtype=torch.float32)
+    walk = run(Job((rule,), layer, 4000, "gaussian", 2))
     burn_in = approach(rule, layer.law("gaussian"), layer.start_sq, 4000).burn_in(0.001)
     assert burn_in is not None
     assert verdicts(walk, rule, prediction, settings, burn_in, 2) == [AGREES] * 3
@@ -70,7 +70,7 @@ def test_rejects_five_percent_in_the_toy_system(name):
     prediction = predict_equilibrium(rule, law)
     burn_in = approach(rule, law, layer.start_sq, 3000).burn_in(0.004)
     assert burn_in is not None
-    walk = run([rule], layer, steps=3000, layers=2)
+    walk = run(Job((rule,), layer, 3000, layers=2))
     assert verdicts(walk, rule, prediction, settings, burn_in, 2) == [AGREES] * 3
     for factor in (1.05, 0.95):
         assert verdicts(walk, rule, scaled(prediction, factor), settings, burn_in, 2) == [DIFFERS] * 3
@@ -80,11 +80,11 @@ def test_rejects_the_wrong_optimizers_law():
     """An AdamW walk judged by Adam+l2's law and by Lion's; an SGDM walk by SGDM's law without momentum."""
     layer, settings = Layer.draw(32, 128, gamma="uniform"), Settings(fan_in=32, steps=3000)
     law = layer.law("marginal")
-    walk = run([FAST_TOY["adamw"]], layer, steps=3000)
+    walk = run(Job((FAST_TOY["adamw"],), layer, 3000))
     for other in (AdamL2(lr=2e-2, weight_decay=0.5), Lion(lr=2e-2, weight_decay=0.5), AdamW(lr=2e-2, weight_decay=0.5, betas=(0.8, 0.999))):
         found = verdicts(walk, FAST_TOY["adamw"], predict_equilibrium(other, law), settings, 1000, 1)
         assert found.count(DIFFERS) >= 2
-    walk = run([FAST_TOY["sgdm"]], layer, steps=3000)
+    walk = run(Job((FAST_TOY["sgdm"],), layer, 3000))
     plain = SGDM(lr=1.0, weight_decay=2e-3, momentum=0.0)
     assert verdicts(walk, FAST_TOY["sgdm"], predict_equilibrium(plain, law), settings, 1000, 1) == [DIFFERS] * 3
 
@@ -100,7 +100,7 @@ def test_rejects_lion_with_swapped_betas():
 
     layer, settings = Layer.draw(32, 128, gamma="uniform"), Settings(fan_in=32, steps=3000)
     values = vars(FAST_TOY["lion"].values)
-    walk = run([Swapped(**values)], layer, steps=3000)
+    walk = run(Job((Swapped(**values),), layer, 3000))
     found = verdicts(walk, FAST_TOY["lion"], predict_equilibrium(FAST_TOY["lion"], layer.law("marginal")), settings, 1000, 1)
     assert found[:2] == [DIFFERS, DIFFERS]
 
@@ -112,7 +112,7 @@ def test_rejects_an_update_size_that_holds_the_decay(rule):
     prediction = predict_equilibrium(rule, layer.law("gaussian"))
     total_sq = (2 * np.sin(prediction.exact.angle / 2)) ** 2 * prediction.exact.norm_sq
     assert np.sqrt(total_sq / prediction.exact.update_sq).item() > 1.05
-    walk = run([rule], layer, steps=1500, gradient="gaussian")
+    walk = run(Job((rule,), layer, 1500, "gaussian"))
     settings = Settings(fan_in=64, gradient="gaussian", steps=1500)
     whole = dataclasses.replace(prediction, exact=dataclasses.replace(prediction.exact, update_sq=total_sq))
     assert verdicts(walk, rule, prediction, settings, 500, 1)[2] == AGREES
@@ -134,7 +134,7 @@ def test_few_samples_are_a_reason_of_their_own():
 def test_a_drift_that_theory_did_not_see_is_a_reason():
     rule, settings = FAST_TOY["adamw"], Settings(fan_in=32, neurons=64, steps=1500, gamma="uniform")
     case = dataclasses.replace(prepare(rule, settings, 1.0), burn_in=0)  # told that no burn-in is needed
-    records = compare(case, run([rule], case.layer, steps=1500, layers=case.layers), settings)
+    records = compare(case, run(Job((rule,), case.layer, 1500, layers=case.layers)), settings)
     assert {r.verdict for r in records} == {UNDECIDED} and "drifts" in records[0].reason
 
 

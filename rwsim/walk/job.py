@@ -106,8 +106,10 @@ class Job:
         """
         law = hashlib.sha256()
         for array in (self.layer.gamma_in, self.layer.gamma_out, *(self.schedule[name] for name in sorted(self.schedule))):
+            law.update(f"{np.shape(array)}".encode())  # two layers of ones are told apart by their shapes only
             law.update(np.ascontiguousarray(array, dtype=np.float64).tobytes())
-        common = [self.seed, self.rule.name, self.gradient, self.layer.batch, self.layer.loss_scale, self.radial]
+        # Of one type each: 1 and 1.0 are one loss scale.
+        common = [int(self.seed), self.rule.name, self.gradient, int(self.layer.batch), float(self.layer.loss_scale), float(self.radial)]
         common += [sorted(self.schedule), law.hexdigest()]
         numbers = self.replicates or (0,) * self.configs
         texts = (json.dumps([*common, vars(rule.values), int(number)]) for rule, number in zip(self.rules, numbers, strict=True))

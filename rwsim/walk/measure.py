@@ -73,7 +73,7 @@ class Recorder:
     """
 
     def __init__(self, start: Tensor, window: int) -> None:
-        self.window, self.filled = window, 0
+        self.window, self.counts = window, [0] * len(start)
         # ||w_{t+1}||, ||w_{t+1} - w_t||, ||Delta_g w||, ||g||
         self.sizes = torch.empty((window, 4, *start.shape[:2]), dtype=start.dtype, device=start.device)
         self.last_norm = torch.linalg.vector_norm(start, dim=-1)
@@ -81,12 +81,21 @@ class Recorder:
         self.lengths: list[int] = []
         self.shape = start.shape[:2]
 
-    def add(self, new: Tensor, difference: Tensor, gradient_part: Tensor, gradient: Tensor) -> None:
-        """Record one step."""
-        row = self.sizes[self.filled]
+    @property
+    def filled(self) -> int:
+        """Steps of the open window that every config has taken."""
+        return min(self.counts)
+
+    @filled.setter
+    def filled(self, count: int) -> None:
+        self.counts = [count] * len(self.counts)
+
+    def add(self, config: int, new: Tensor, difference: Tensor, gradient_part: Tensor, gradient: Tensor) -> None:
+        """Record one step of one config, each vector of shape (neuron, dim)."""
+        row = self.sizes[self.counts[config], :, config]
         for i, vector in enumerate((new, difference, gradient_part, gradient)):
             torch.linalg.vector_norm(vector, dim=-1, out=row[i])
-        self.filled += 1
+        self.counts[config] += 1
 
     def first_bad(self) -> tuple[int, int] | None:
         """(step within the open window, config) of the first NaN or Inf; what follows it is dropped."""

@@ -1,16 +1,22 @@
 """The reference engine: any rule, any device, float32 or float64, in plain torch. The engine the others must match."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rwsim.errors import InvalidArgument, WalkDiverged, WalkInterrupted
 from rwsim.optimizers.rule import UpdateRule
+from rwsim.walk.job import Job
 from rwsim.walk.measure import Recorder, Walk
-from rwsim.walk.system import Gradient, Weight
+from rwsim.walk.system import Gradient, Weight, marginal_gradient
+
+# (config, step) -> standard normals of shape (rows, fan_in) and `marginal_lengths` of shape (rows,).
+Noise = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 class _Recording:
@@ -50,119 +56,157 @@ class GradientPart:
 
     Args:
         rule: The rule.
-        hyper: Its hyperparameters, numbers or tensors.
         start: Initial weights; sets shape, device and dtype.
-        probe: Look for decoupled decay; False always keeps separate buffers (to test one against the other).
+        hyper: The hyperparameters of every step, to look for decoupled decay; None always keeps separate buffers (for
+            hyperparameters that change, and to test one against the other).
     """
 
-    def __init__(self, rule: type[UpdateRule], hyper: SimpleNamespace, start: Tensor, probe: bool = True) -> None:
+    def __init__(self, rule: type[UpdateRule], start: Tensor, hyper: SimpleNamespace | None = None) -> None:
         self.rule = rule
-        self.hyper = SimpleNamespace(**{**vars(hyper), "weight_decay": 0.0})
-        self.keep = self._probe(rule, hyper, start) if probe else None
-        self.state = SimpleNamespace(param=0.0, **{name: torch.zeros_like(start) for name in rule.state})
+        self.keep = None if hyper is None else self._probe(rule, hyper, start.device)
+        self.state = SimpleNamespace(param=0.0)
+        if self.keep is None:
+            self.state = SimpleNamespace(param=0.0, **{name: torch.zeros_like(start) for name in rule.state})
 
     @staticmethod
-    def _probe(rule: type[UpdateRule], hyper: SimpleNamespace, start: Tensor) -> Any:
+    def _probe(rule: type[UpdateRule], hyper: SimpleNamespace, device: torch.device) -> float | None:
         """d w_{t+1} / d w_t if no buffer depends on w and w_{t+1} is affine in it, else None."""
-        one = torch.ones(len(start), 1, 1, dtype=torch.float64, device=start.device)
+        one = torch.ones(1, dtype=torch.float64, device=device)
         buffers = {name: 0.3 * one for name in rule.state}
         at = [rule.update(0.7 * one, SimpleNamespace(param=p * one, step=3, **buffers), hyper, torch) for p in (0.0, 1.0, 2.0)]
         if any(not torch.equal(at[0][name], at[i][name]) for name in rule.state for i in (1, 2)):
             return None
         first, second = at[1]["param"] - at[0]["param"], at[2]["param"] - at[1]["param"]
-        if not torch.allclose(first, second, rtol=1e-9, atol=0.0):
-            return None
-        return float(first[0]) if len(start) == 1 else first.to(start.dtype)
+        return float(first) if torch.allclose(first, second, rtol=1e-9, atol=0.0) else None
 
-    def __call__(self, grad: Tensor, step: int, old: Tensor, new: Tensor, tape: list[Tensor]) -> Tensor:
+    def __call__(self, grad: Tensor, step: int, old: Tensor, new: Tensor, tape: list[Tensor], hyper: SimpleNamespace) -> Tensor:
         if self.keep is not None:
             return new - self.keep * old
         self.state.step = step
-        self.state = SimpleNamespace(**self.rule.update(grad, self.state, self.hyper, _Replaying(tape)))
+        bare = SimpleNamespace(**{**vars(hyper), "weight_decay": 0.0})
+        self.state = SimpleNamespace(**self.rule.update(grad, self.state, bare, _Replaying(tape)))
         part, self.state.param = self.state.param, 0.0
         return part
 
 
-def batched_hyper(rules: Sequence[UpdateRule], start: Tensor) -> SimpleNamespace:
-    """Hyperparameters of several configs as tensors (config, 1, 1); of one config as plain floats, rounded nowhere."""
-    if len(rules) == 1:
-        return rules[0].values
+def seeded(key: int, device: torch.device) -> torch.Generator:
+    """A generator in which all 64 bits of `key` count: torch's own seeding on the CPU drops the upper 32."""
+    generator = torch.Generator(device=device).manual_seed(key)
+    if device.type == "cpu":
+        state = generator.get_state()
+        words = np.random.MT19937(np.random.SeedSequence(key)).state["state"]["key"]
+        # Three words of seed and position, then the 624 words of the Mersenne twister, one in 64 bits.
+        state.view(torch.int64)[3:627] = torch.from_numpy(words.astype(np.int64))
+        generator.set_state(state)
+    return generator
 
-    def column(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=start.dtype, device=start.device)[:, None, None]
 
-    stacked: dict[str, Any] = {}
-    for key, first in vars(rules[0].values).items():
-        every = [getattr(rule.values, key) for rule in rules]
-        stacked[key] = tuple(column(x) for x in zip(*every, strict=True)) if isinstance(first, tuple) else column(every)
-    return SimpleNamespace(**stacked)
+def _stubbed(job: Job, config: int, device: torch.device, noise: Noise) -> Gradient:
+    """The gradient of one config's step after step, from given numbers."""
+    if job.gradient == "faithful":
+        raise InvalidArgument("noise", "must not be given for the faithful gradient", noise, "take marginal or gaussian")
+    gamma_in, gamma_out = job.layer.scales(job.dtype, device, job.layers)
+    steps = count(1)
+
+    def gradient(weight: Tensor) -> Tensor:
+        normals, lengths = (x.to(device, job.dtype) for x in noise(config, next(steps)))
+        return normals if job.gradient == "gaussian" else marginal_gradient(weight, normals, lengths, gamma_in, gamma_out)
+
+    return gradient
+
+
+class _Config:
+    """One config under way."""
+
+    def __init__(self, job: Job, config: int, start: Tensor, gradient: Gradient, normalizer: Tensor | None) -> None:
+        self.job, self.config, self.gradient, self.normalizer = job, config, gradient, normalizer
+        self.fixed = None if job.schedule else job.hyper(config, 1)
+        self.part = GradientPart(job.rule, start, self.fixed)
+        self.state = SimpleNamespace(param=start, **{name: torch.zeros_like(start) for name in job.rule.state})
+
+    def take(self, step: int, recorder: Recorder) -> None:
+        """Take one step and record it."""
+        hyper = self.job.hyper(self.config, step) if self.fixed is None else self.fixed
+        old = self.state.param
+        grad = self.gradient(old)
+        if self.job.radial:
+            grad = torch.add(grad, old, alpha=self.job.radial)
+        recording = _Recording(self.normalizer)
+        self.state.step = step
+        self.state = SimpleNamespace(**self.job.rule.update(grad, self.state, hyper, recording))
+        new = self.state.param
+        recorder.add(self.config, new, new - old, self.part(grad, step, old, new, recording.tape, hyper), grad)
+
+
+def lacks(job: Job, device: torch.device) -> str:
+    """What of a job this engine does not carry: nothing."""
+    return ""
 
 
 def walk(
-    rules: Sequence[UpdateRule],
-    gradient: Gradient,
-    start: Weight,
-    steps: int,
-    window: int = 100,
+    job: Job,
+    device: torch.device,
+    *,
     progress: Callable[[int], None] | None = None,
+    start: Weight | None = None,
+    noise: Noise | None = None,
     normalizer: Tensor | None = None,
 ) -> Walk:
-    """Walk `steps` steps, every config with its own hyperparameters.
+    """Walk every config of a job on its own, window by window in turn.
 
     Args:
-        rules: One per config, all of one class.
-        gradient: Called once a step with the weights; returns a tensor of their shape.
-        start: Initial weights, shape (config, neuron, dim); sets device and dtype. Not changed.
-        steps: At least 1.
-        window: Steps per recorded window.
+        job: What to walk.
+        device: Where.
         progress: Called after each window with the number of steps done.
-        normalizer: Value of the update's square root, broadcast against `start`, in place of its own estimate: the walk in
-            which the theory of second-moment-normalized rules is exact.
+        start: Initial weights, shape (config, neuron, dim), in place of drawn ones. Not changed.
+        noise: Source of the numbers that a gradient is made of, in place of each config's generator; the Gaussian gradient
+            takes the normals only.
+        normalizer: Value of the update's square root, broadcast against (config, neuron, dim), in place of its own
+            estimate: the walk in which the theory of second-moment-normalized rules is exact.
 
     Raises:
-        InvalidArgument: `steps` or `window` below 1, rules of several classes, a rule count other than configs.
+        InvalidArgument: `start` of another shape, `noise` with the faithful gradient.
         WalkDiverged: NaN or Inf, with the first step and config that show it, and the walk up to there.
         WalkInterrupted: Ctrl-C, with the walk so far.
 
     Example:
         >>> from rwsim.optimizers import AdamW
         >>> from rwsim.walk.system import Layer
-        >>> layer, generator = Layer.draw(fan_in=16, neurons=4), torch.Generator().manual_seed(0)
-        >>> start = layer.start(1, 1, generator, torch.float32)
-        >>> result = walk([AdamW(lr=1e-2, weight_decay=0.1)], layer.gradient("marginal", generator), start, steps=250)
+        >>> job = Job((AdamW(lr=1e-2, weight_decay=0.1),), Layer.draw(fan_in=16, neurons=4), steps=250)
+        >>> result = walk(job, torch.device("cpu"))
         >>> result.norm_sq.shape, result.lengths.tolist()
         ((3, 1, 4), [100, 100, 50])
     """
-    for name, count in (("steps", steps), ("window", window)):
-        if count < 1:
-            raise InvalidArgument(name, "must be at least 1", count)
-    rule = type(rules[0])
-    if any(type(other) is not rule for other in rules) or len(rules) != len(start):
-        raise InvalidArgument("rules", f"must be {len(start)} of one class, one per config", rules)
-    hyper = batched_hyper(rules, start)
-    gradient_part = GradientPart(rule, hyper, start)
-    state = SimpleNamespace(param=start, **{name: torch.zeros_like(start) for name in rule.state})
-    recorder = Recorder(start, window)
+    shape = (job.configs, job.rows, job.layer.fan_in)
+    if start is not None and start.shape != shape:
+        raise InvalidArgument("start", f"must have shape {shape}", tuple(start.shape))
+    roots = [None] * job.configs if normalizer is None else list(torch.broadcast_to(normalizer, shape))
+    configs = []
+    for config, key in enumerate(job.keys()):
+        generator = seeded(key, device)
+        drawn = job.layer.start(1, job.layers, generator, job.dtype)[0]
+        weight = drawn if start is None else start[config].to(device, job.dtype)
+        if noise is None:
+            gradient = job.layer.gradient(job.gradient, generator, job.dtype, job.layers)
+        else:
+            gradient = _stubbed(job, config, device, noise)
+        configs.append(_Config(job, config, weight, gradient, roots[config]))
+    recorder = Recorder(torch.stack([c.state.param for c in configs]), job.window)
     step = 0
     try:
-        for step in range(1, steps + 1):
-            old = state.param
-            grad = gradient(old)
-            recording = _Recording(normalizer)
-            state.step = step
-            state = SimpleNamespace(**rule.update(grad, state, hyper, recording))
-            part = gradient_part(grad, step, old, state.param, recording.tape)
-            recorder.add(state.param, state.param - old, part, grad)
-            if recorder.filled == window or step == steps:
-                begin = step - recorder.filled
-                bad = recorder.first_bad()
-                if bad is not None:
-                    at, config = begin + bad[0] + 1, bad[1]
-                    raise WalkDiverged(f"NaN or Inf at step {at} in config {config}, {rules[config]!r}", at, recorder.walk())
-                recorder.close()
-                if progress is not None:
-                    progress(step)
+        for done in range(0, job.steps, job.window):
+            end = min(done + job.window, job.steps)
+            for each in configs:
+                for step in range(done + 1, end + 1):
+                    each.take(step, recorder)
+            bad = recorder.first_bad()
+            if bad is not None:
+                at, which = done + bad[0] + 1, bad[1]
+                raise WalkDiverged(f"NaN or Inf at step {at} in config {which}, {job.rules[which]!r}", at, recorder.walk())
+            recorder.close()
+            if progress is not None:
+                progress(end)
     except KeyboardInterrupt:
         recorder.first_bad()
-        raise WalkInterrupted(f"interrupted at step {step} of {steps}", step, recorder.walk()) from None
+        raise WalkInterrupted(f"interrupted at step {step} of {job.steps}", step, recorder.walk()) from None
     return recorder.walk()

@@ -1,12 +1,14 @@
 """`rwsim.simulate`: walk, and hand back what was measured."""
 
 import csv
+import importlib
 import io
 import os
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,17 @@ import torch
 
 from rwsim.errors import InvalidArgument, Unavailable
 from rwsim.optimizers import UpdateRule, find_rule
-from rwsim.walk import reference
+from rwsim.walk.job import Job
 from rwsim.walk.measure import QUANTITIES, Walk
 from rwsim.walk.system import Layer
 
-ENGINES = ("auto", "reference", "blocked", "fused")
+# Engine -> its module, loaded when needed, and the device on which `auto` tries it before the reference engine. Each has
+# `walk(job, device, progress=None)` and `lacks(job, device)`: what of the job it does not carry, or nothing.
+ENGINES = {
+    "reference": ("rwsim.walk.reference", ""),
+    "blocked": ("rwsim.walk.blocked", "cpu"),
+    "fused": ("rwsim.walk.fused", "cuda"),
+}
 DEVICES = ("auto", "cpu", "cuda")
 _UNITS = {"norm": "dimensionless", "rotation": "radians per step", "rms_update": "dimensionless"}
 
@@ -32,48 +40,49 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda" if device == "cuda" else "cpu")
 
 
-def resolve_engine(engine: str) -> Callable[..., Walk]:
-    """The walk function of that engine."""
-    if engine not in ENGINES:
-        raise InvalidArgument("engine", f"must be one of {', '.join(ENGINES)}", engine)
-    if engine in ("blocked", "fused"):
-        raise Unavailable(f"`engine` {engine} is not there yet; use reference.")
-    return reference.walk
+def _load(engine: str) -> ModuleType | None:
+    module = ENGINES[engine][0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        return None
 
 
-def seeded(seed: int, label: str, device: torch.device) -> torch.Generator:
-    """A generator for the walk of that label; walks of one seed and different labels are independent."""
-    entropy = np.random.SeedSequence([seed, 1, zlib.crc32(label.encode())]).generate_state(2, np.uint32)
-    return torch.Generator(device=device).manual_seed(int(entropy[0]) << 31 | int(entropy[1]) >> 1)
+def resolve_engine(engine: str, job: Job, device: torch.device) -> Callable[..., Walk]:
+    """The walk function of that engine; ``auto`` takes the fast engine of the device if it carries the job."""
+    if engine not in ("auto", *ENGINES):
+        raise InvalidArgument("engine", f"must be one of auto, {', '.join(ENGINES)}", engine)
+    if engine == "auto":
+        fast = [name for name, (_, kind) in ENGINES.items() if kind == device.type]
+        return next(module.walk for module in map(_load, (*fast, "reference")) if module and not module.lacks(job, device))
+    module = _load(engine)
+    missing = module.lacks(job, device) if module else ""
+    if module is None or missing:
+        others = [name for name in ENGINES if name != engine and (other := _load(name)) and not other.lacks(job, device)]
+        trouble = f"does not carry {missing}" if module else "is not there yet"
+        raise Unavailable(f"`engine` {engine} {trouble}; use engine {' or '.join(others)}.")
+    return module.walk
 
 
-def run(
-    rules: Sequence[UpdateRule],
-    layer: Layer,
-    *,
-    steps: int,
-    gradient: str = "marginal",
-    layers: int = 1,
-    seed: int = 0,
-    device: str = "auto",
-    engine: str = "auto",
-    dtype: torch.dtype = torch.float32,
-    window: int = 100,
-    label: str = "",
-    progress: Callable[[int], None] | None = None,
-    normalizer: torch.Tensor | None = None,
-) -> Walk:
-    """Walk a layer of the toy system (`layers` independent copies of it, one after the other along the neuron axis).
+def run(job: Job, *, device: str = "auto", engine: str = "auto", progress: Callable[[int], None] | None = None) -> Walk:
+    """Walk a job in the engine that is named, or in the one that suits it.
 
-    Arguments as in `simulate` and `reference.walk`; `label` tells walks of one seed apart.
+    Args:
+        job: What to walk.
+        device: ``"cpu"`` or ``"cuda"``; ``"auto"`` takes the CPU.
+        engine: A name in `ENGINES`; ``"auto"`` takes the fastest that carries the job.
+        progress: Called now and then with the number of steps done.
+
+    Raises:
+        InvalidArgument: An engine or device that does not exist.
+        Unavailable: One that is not there, or does not carry the job.
+        WalkDiverged: NaN or Inf, with step and config.
+        WalkInterrupted: Ctrl-C, with the walk so far.
     """
-    if layers < 1:
-        raise InvalidArgument("layers", "must be at least 1", layers)
     target = resolve_device(device)
-    walk = resolve_engine(engine)
-    generator = seeded(seed, label or rules[0].name, target)
-    start = layer.start(len(rules), layers, generator, dtype)
-    return walk(rules, layer.gradient(gradient, generator, dtype, layers), start, steps, window, progress, normalizer)
+    return resolve_engine(engine, job, target)(job, target, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -127,10 +136,10 @@ class Simulation:
         return None
 
 
-def _configs(rule: type[UpdateRule], hyper: dict[str, Any]) -> list[UpdateRule]:
-    """Sequences of hyperparameters zip to configs; a single value is repeated."""
+def _configs(rule: type[UpdateRule], hyper: dict[str, Any], replicate: Any) -> tuple[tuple[UpdateRule, ...], tuple[int, ...]]:
+    """Rule and number of each config: sequences zip, a single value is repeated."""
     sequences: dict[str, list[Any]] = {}
-    for key, value in hyper.items():
+    for key, value in {**hyper, "replicate": replicate}.items():
         values = value if isinstance(value, (list, tuple, np.ndarray)) else None
         if values is not None and isinstance(rule.hyper.get(key), tuple) and len(values) and np.ndim(values[0]) == 0:
             values = None  # one pair, not a sequence of pairs
@@ -143,7 +152,23 @@ def _configs(rule: type[UpdateRule], hyper: dict[str, Any]) -> list[UpdateRule]:
     if lengths == {0}:
         raise InvalidArgument(next(iter(sequences)), "must not be empty", [])
     count = lengths.pop() if lengths else 1
-    return [rule(**{key: sequences[key][i] if key in sequences else value for key, value in hyper.items()}) for i in range(count)]
+    numbers = tuple(sequences.get("replicate", [replicate] * count))
+    for number in numbers:
+        if not isinstance(number, Integral):
+            raise InvalidArgument("replicate", "must be a whole number", number)
+    rules = (rule(**{key: sequences[key][i] if key in sequences else value for key, value in hyper.items()}) for i in range(count))
+    return tuple(rules), tuple(map(int, numbers))
+
+
+def _factors(schedule: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """A schedule as arrays."""
+    arrays = {}
+    for name, factors in schedule.items():
+        try:
+            arrays[name] = np.asarray(factors, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InvalidArgument(f"schedule[{name!r}]", "must be numbers, one factor per step", factors) from None
+    return arrays
 
 
 def simulate(
@@ -161,6 +186,9 @@ def simulate(
     device: str = "auto",
     engine: str = "auto",
     window: int = 100,
+    schedule: Mapping[str, Any] = MappingProxyType({}),
+    radial: float = 0.0,
+    replicate: Any = 0,
     **hyper: Any,
 ) -> Simulation:
     """Walk the paper's toy system (appendix F) and measure norm, rotation and RMS update of every neuron.
@@ -177,12 +205,18 @@ def simulate(
         layers: Independent copies of the layer.
         seed: Of gammas, weights and gradients.
         device: ``"cpu"`` or ``"cuda"``; ``"auto"`` takes the CPU.
-        engine: ``"reference"``; ``"auto"`` takes it.
+        engine: A name in `ENGINES`; ``"auto"`` takes the fastest that carries the walk.
         window: Steps per recorded window.
-        **hyper: The rule's hyperparameters. Sequences zip to configs (grids belong to a sweep).
+        schedule: Factors over the steps by hyperparameter, e.g. ``{"lr": [...]}`` of length `steps`, or of shape
+            (steps, 2) for a pair such as `betas`; every config's value is multiplied by them.
+        radial: lambda_u of scale-sensitive weights (paper, appendix H): lambda_u w is added to every gradient.
+        replicate: An integer per config, or one for all. A config's walk depends on nothing but what it is and `seed`:
+            equal configs walk alike unless these numbers differ.
+        **hyper: The rule's hyperparameters. Sequences, that of `replicate` too, zip to configs (grids belong to a sweep).
 
     Raises:
         InvalidArgument: A value out of range.
+        Unavailable: An engine or device that is not there, or an engine that does not carry the walk.
         WalkDiverged: NaN or Inf, with step and config.
 
     Example:
@@ -192,14 +226,16 @@ def simulate(
         >>> s.to_csv().splitlines()[0]
         'step,config,neuron,lr,weight_decay,betas,norm,rotation,rms_update'
     """
-    rules = _configs(find_rule(rule), hyper)
+    rules, replicates = _configs(find_rule(rule), hyper, replicate)
     if isinstance(gamma, str):
         layer = Layer.draw(fan_in, neurons, batch, loss_scale, gamma, seed)
     else:
         layer = Layer(np.asarray(gamma, dtype=np.float64), np.ones(neurons), batch, loss_scale)
         if layer.gamma_in.shape != (fan_in,):
             raise InvalidArgument("gamma", f"must hold fan_in = {fan_in} numbers", layer.gamma_in.shape)
-    walk = run(rules, layer, steps=steps, gradient=gradient, layers=layers, seed=seed, device=device, engine=engine, window=window)
+    job = Job(rules, layer, steps, gradient, layers, radial, _factors(schedule), seed, replicates, window)
+    walk = run(job, device=device, engine=engine)
     settings = {"optimizer": rules[0].name, "fan_in": fan_in, "neurons": neurons, "batch": batch, "gradient": gradient}
     settings |= {"loss_scale": loss_scale, "layers": layers, "seed": str(seed), "window": window, "steps": steps}
-    return Simulation(tuple(rules), layer, walk, settings)
+    settings |= {"radial": radial, "schedule": " ".join(job.schedule), "replicate": replicates}
+    return Simulation(rules, layer, walk, settings)

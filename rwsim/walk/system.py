@@ -1,7 +1,7 @@
 """The paper's toy system (appendix F) and the gradients it gives its weights.
 
-f(X) = gamma_out * N(W (gamma_in * X)), N batch norm, X and the output gradients i.i.d. normal. Axes: (config, neuron,
-dim); the neurons of several layers lie one layer after the other along the neuron axis.
+f(X) = gamma_out * N(W (gamma_in * X)), N batch norm, X and the output gradients i.i.d. normal. Axes: (neuron, dim),
+or (config, neuron, dim); the neurons of several layers lie one layer after the other along the neuron axis.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor
 from rwsim.errors import InvalidArgument
 from rwsim.theory.noise import GradientLaw, IdealWalk, ToySystem
 
-Weight = Float[Tensor, "config neuron dim"]
+Weight = Float[Tensor, "*config neuron dim"]
 Gradient = Callable[[Tensor], Tensor]
 GRADIENTS = ("marginal", "faithful", "gaussian")
 
@@ -106,12 +106,16 @@ class Layer:
             raise InvalidArgument("gradient", f"must be one of {', '.join(GRADIENTS)}", kind)
         if kind == "gaussian":
             return lambda weight: torch.randn(weight.shape, generator=generator, dtype=dtype, device=weight.device)
-        gamma_in = torch.as_tensor(self.gamma_in, dtype=dtype, device=generator.device)
-        scale = self.gamma_out * self.loss_scale / (self.neurons * self.batch)
-        gamma_out = torch.as_tensor(np.tile(scale, layers), dtype=dtype, device=generator.device)
+        gamma_in, gamma_out = self.scales(dtype, generator.device, layers)
         if kind == "marginal":
             return _Marginal(gamma_in, gamma_out, self.batch, generator)
         return lambda weight: faithful_gradient(weight, gamma_in, gamma_out, self.batch, layers, generator)
+
+    def scales(self, dtype: torch.dtype, device: torch.device, layers: int = 1) -> tuple[Float[Tensor, " dim"], Float[Tensor, " neuron"]]:
+        """gamma_in; and gamma_out times the deviation of the output gradients, for each neuron of all layers."""
+        scale = self.gamma_out * self.loss_scale / (self.neurons * self.batch)
+        gamma_in = torch.as_tensor(self.gamma_in, dtype=dtype, device=device)
+        return gamma_in, torch.as_tensor(np.tile(scale, layers), dtype=dtype, device=device)
 
 
 def faithful_gradient(
@@ -125,7 +129,7 @@ def faithful_gradient(
     """Backpropagation through W (gamma_in * X) and batch norm (eps = 0), fresh X and output gradients each call.
 
     Args:
-        weight: Rows of all layers, shape (config, layers * K, dim).
+        weight: Rows of all layers, shape (layers * K, dim), or more of them along axes before.
         gamma_in: Input scales.
         gamma_out: gamma_out times the deviation of the output gradients, per neuron.
         batch: B, number of inputs.
@@ -135,53 +139,71 @@ def faithful_gradient(
     Returns:
         dL/dW of every row.
     """
-    configs, rows, dim = weight.shape
+    *more, rows, dim = weight.shape
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=weight.dtype, device=weight.device)
 
-    inputs = gamma_in[:, None] * normal(configs, layers, dim, batch)
-    out_grad = gamma_out.view(layers, -1, 1) * normal(configs, layers, rows // layers, batch)
-    z = weight.view(configs, layers, -1, dim) @ inputs
+    inputs = gamma_in[:, None] * normal(*more, layers, dim, batch)
+    out_grad = gamma_out.view(layers, -1, 1) * normal(*more, layers, rows // layers, batch)
+    z = weight.view(*more, layers, -1, dim) @ inputs
     z = z - z.mean(-1, keepdim=True)
     deviation = z.square().mean(-1, keepdim=True).sqrt()
     unit = z / deviation
     back = out_grad - out_grad.mean(-1, keepdim=True) - unit * (out_grad * unit).mean(-1, keepdim=True)
-    return ((back / deviation) @ inputs.mT).reshape(configs, rows, dim)
+    return ((back / deviation) @ inputs.mT).reshape(weight.shape)
 
 
-class _Marginal:
+def marginal_gradient(
+    weight: Weight,
+    normals: Weight,
+    lengths: Float[Tensor, "*config neuron"],
+    gamma_in: Float[Tensor, " dim"] | None,
+    gamma_out: Float[Tensor, " neuron"],
+) -> Weight:
     """The exact law of one neuron's gradient (THEORY.md section 3), neurons drawn independently.
 
     Given the pre-activations, the inputs orthogonal to w~ are still free, and centering and projecting leaves B - 2
     dimensions of the output gradient: C normals and two chi-squares replace two C x B products.
+
+    Args:
+        weight: Rows of all layers.
+        normals: Independent standard normals.
+        lengths: Independent draws of sqrt(B chi2_{B-2} / chi2_{B-1}): see `marginal_lengths`.
+        gamma_in: Input scales; None stands for ones.
+        gamma_out: gamma_out times the deviation of the output gradients, per neuron: see `Layer.scales`.
     """
+    scaled = weight if gamma_in is None else gamma_in * weight
+    along = torch.linalg.vecdot(scaled, normals).unsqueeze(-1)
+    norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    free = torch.addcmul(normals, scaled, along / norm.square(), value=-1)
+    gradient = free * ((gamma_out * lengths).unsqueeze(-1) / norm)
+    return gradient if gamma_in is None else gamma_in * gradient
+
+
+def marginal_lengths(shape: tuple[int, ...], batch: int, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+    """Independent sqrt(B chi2_{B-2} / chi2_{B-1})."""
+    half = torch.ones(shape, dtype=torch.float64, device=generator.device)
+    # chi2_k = 2 Gamma(k/2); torch.distributions would draw from the global generator.
+    top = torch._standard_gamma(half * (batch - 2) / 2, generator=generator)
+    bottom = torch._standard_gamma(half * (batch - 1) / 2, generator=generator)
+    return (batch * top / bottom).sqrt().to(dtype)
+
+
+class _Marginal:
+    """`marginal_gradient` with numbers drawn from a generator."""
 
     # Lengths are drawn for this many steps at a time: one call costs as much as drawing a few hundred.
     _AHEAD = 64
 
     def __init__(self, gamma_in: Tensor, gamma_out: Tensor, batch: int, generator: torch.Generator) -> None:
-        self.gamma_in, self.gamma_out, self.batch, self.generator = gamma_in, gamma_out, batch, generator
-        self.even = bool((gamma_in == 1).all())
+        self.gamma_in = None if (gamma_in == 1).all() else gamma_in
+        self.gamma_out, self.batch, self.generator = gamma_out, batch, generator
         self.lengths: list[Tensor] = []
-
-    def _draw_lengths(self, configs: int) -> None:
-        """gamma_out s sqrt(B chi2_{B-2} / chi2_{B-1}) of the coming steps, each of shape (config, neuron, 1)."""
-        shape = (self._AHEAD, configs, len(self.gamma_out), 1)
-        half = torch.ones(shape, dtype=torch.float64, device=self.gamma_out.device)
-        # chi2_k = 2 Gamma(k/2); torch.distributions would draw from the global generator.
-        top = torch._standard_gamma(half * (self.batch - 2) / 2, generator=self.generator)
-        bottom = torch._standard_gamma(half * (self.batch - 1) / 2, generator=self.generator)
-        ratio = (self.batch * top / bottom).sqrt().to(self.gamma_out.dtype)
-        self.lengths = list((self.gamma_out[:, None] * ratio).unbind(0))[::-1]
 
     def __call__(self, weight: Tensor) -> Tensor:
         if not self.lengths:
-            self._draw_lengths(len(weight))
-        scaled = weight if self.even else self.gamma_in * weight
-        noise = torch.randn(weight.shape, generator=self.generator, dtype=weight.dtype, device=weight.device)
-        along = torch.linalg.vecdot(scaled, noise).unsqueeze(-1)
-        norm = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-        free = torch.addcmul(noise, scaled, along / norm.square(), value=-1)
-        gradient = free * (self.lengths.pop() / norm)
-        return gradient if self.even else self.gamma_in * gradient
+            ahead = marginal_lengths((self._AHEAD, *weight.shape[:-1]), self.batch, self.generator, weight.dtype)
+            self.lengths = list(ahead.unbind(0))[::-1]
+        normals = torch.randn(weight.shape, generator=self.generator, dtype=weight.dtype, device=weight.device)
+        return marginal_gradient(weight, normals, self.lengths.pop(), self.gamma_in, self.gamma_out)
