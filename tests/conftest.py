@@ -1,8 +1,19 @@
+import importlib
 import os
+import sys
 
 import pytest
 import torch
 from hypothesis import settings
+
+if not torch.cuda.is_available():
+    # Read when Triton is imported: its kernels then run on the CPU.
+    os.environ["TRITON_INTERPRET"] = "1"
+# Past jaxtyping's import hook: Triton reads a kernel's source and cannot use a wrapped function.
+_finders = sys.meta_path[:]
+sys.meta_path[:] = [finder for finder in _finders if not type(finder).__module__.startswith("jaxtyping")]
+importlib.import_module("rwsim.walk.kernel")
+sys.meta_path[:] = _finders
 
 # The walks here are small: a second thread gains nothing and, beside other work, costs a lot.
 torch.set_num_threads(1)

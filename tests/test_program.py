@@ -46,12 +46,12 @@ def test_program_is_the_update(name, zeros):
     param = torch.randn(1, 3, 8, dtype=torch.float64, generator=generator)
     state = SimpleNamespace(param=param, **{b: torch.zeros_like(param) for b in rule.state})
     arrays = {"param": param, **{b: torch.zeros_like(param) for b in program.buffers}}
-    share = GradientPart(rule, hyper, param, probe=False)
+    share = GradientPart(rule, param)
     for t in range(1, 6):
         grad = torch.randn(param.shape, dtype=torch.float64, generator=generator)
         old, state.step, recording = state.param, t, _Recording()
         state = SimpleNamespace(**rule.update(grad, state, hyper, recording))
-        part = share(grad, t, old, state.param, recording.tape)
+        part = share(grad, t, old, state.param, recording.tape, hyper)
         arrays, mine = step(program, program.evaluate(vars(hyper), t), {**arrays, "grad": grad})
         for key in ("param", *rule.state):
             torch.testing.assert_close(arrays[key], getattr(state, key), rtol=1e-13, atol=1e-15)
