@@ -11,6 +11,7 @@ from rwsim.optimizers import AdamL2, AdamW, Lion, UpdateRule
 from rwsim.optimizers.sgdm import SGDM
 from rwsim.stats.mcse import estimate
 from rwsim.walk.job import Job
+from rwsim.walk.reference import seeded
 from rwsim.walk.simulate import run
 from rwsim.walk.system import Layer
 from tests.statistics import Z
@@ -43,6 +44,19 @@ def test_float64_and_batched_configs_on_cuda():
     rules = (AdamW(lr=0.01, weight_decay=0.1), AdamW(lr=0.02, weight_decay=0.1))
     one, same = (run(Job(rules, layer, 200, dtype=torch.float64), device="cuda") for _ in range(2))
     assert one.norm_sq.shape == (2, 2, 64) and np.array_equal(one.norm_sq, same.norm_sq)
+
+
+@pytest.mark.parametrize("gradient", ["marginal", "faithful", "gaussian"])
+def test_a_walk_does_not_depend_on_its_company_on_cuda(gradient):
+    layer = Layer.draw(32, 64)
+    rules = tuple(AdamW(lr=lr, weight_decay=0.1) for lr in (0.01, 0.02))
+    together = run(Job(rules[::-1], layer, 200, gradient), device="cuda", engine="reference")
+    for i, rule in enumerate(rules):
+        alone = run(Job((rule,), layer, 100, gradient), device="cuda", engine="reference")
+        assert np.array_equal(together.norm_sq[:1, 1 - i], alone.norm_sq[:, 0])
+    device = torch.device("cuda")
+    one, other = (torch.rand(4, generator=seeded(key, device), device=device) for key in (5, 5 + (1 << 63)))
+    assert not torch.isin(one, other).any()
 
 
 def test_validate_on_cuda_agrees():
