@@ -8,7 +8,7 @@ validate: .venv/installed
 	$(BIN)/rwsim validate
 
 test: .venv/tested
-	$(BIN)/python -m pytest -m "not slow and not gpu" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not gpu" -n auto --dist worksteal $(PYTEST_ARGS)
 
 lint: .venv/tested
 	$(BIN)/ruff check .

@@ -137,20 +137,14 @@ def captured(job: Job, device: torch.device) -> Walker:
 
 
 def compiled(job: Job, device: torch.device) -> Walker:
-    cuda = device.type == "cuda"
-    result = Loop(job, device, foreach=True, capturable=cuda)
+    result = Loop(job, device, foreach=True, capturable=device.type == "cuda")
     try:
         torch.compiler.reset()  # a limit counts the versions of one function, and every optimizer is one more
-        step = torch.compile(result.step, mode="reduce-overhead" if cuda else "default")
+        step = torch.compile(result.step)
         step(*result.draw())
     except Exception as error:  # no compiler, a compiler that fails: torch has no common class for it
         text = next(iter(str(error).splitlines()), "")
         raise Unavailable(f"torch.compile failed: {type(error).__name__}: {text}") from error
 
-    def advance() -> None:
-        if cuda:
-            torch.compiler.cudagraph_mark_step_begin()
-        step(*result.draw())
-
-    result.advance = advance
+    result.advance = lambda: step(*result.draw())
     return result.walk

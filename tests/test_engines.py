@@ -4,6 +4,7 @@ that does not depend on its company. The fused engine runs on a GPU where there 
 import importlib
 import math
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,15 @@ from tests.statistics import Z
 
 GPU = torch.cuda.is_available()
 SERIES = ("norm_sq", "angle", "angle_sq", "update_sq", "relative_sq", "distance_sq", "unit_grad_sq")
-HYPER = {"weight_decay": 0.3, "momentum": 0.8, "betas": (0.8, 0.95, 0.99), "dampening": 0.4, "nu": 0.6, "max_lr": 0.1, "mix": 2.0}
+HYPER: dict[str, Any] = {
+    "weight_decay": 0.3,
+    "momentum": 0.8,
+    "betas": (0.8, 0.95, 0.99),
+    "dampening": 0.4,
+    "nu": 0.6,
+    "max_lr": 0.1,
+    "mix": 2.0,
+}
 
 
 def device_of(engine: ModuleType) -> torch.device:
@@ -153,27 +162,28 @@ def test_what_an_engine_lacks_is_named_with_one_that_has_it(engine):
 
 
 # Equivalence in law: the same ensemble on the way to equilibrium, so no burn-in is needed. Large steps show much in a few.
-def sample(walk: Walk) -> dict[str, np.ndarray]:
-    """Of every neuron, time means of the squared norm, the angle and the squared update."""
-    return {name: getattr(walk, name)[:, 0].mean(0) for name in ("norm_sq", "angle", "update_sq", "unit_grad_sq")}
-
-
 def assert_same_law(engine: ModuleType, job: Job, catch: float, device: torch.device) -> None:
-    ours, theirs = sample(engine.walk(job, device_of(engine))), sample(reference.walk(job, device))
-    unit = job.layer.neurons if job.gradient == "faithful" else 1  # neurons of a faithful layer are not independent
-    for name, mine in ours.items():
-        pair = [x.reshape(-1, unit).mean(1) for x in (mine, theirs[name])]
-        error = math.hypot(*(x.std() / math.sqrt(len(x)) for x in pair)) / pair[1].mean()
+    """Ensemble means of time means agree within Z errors, and an error of `catch` would be seen."""
+    ours, theirs = engine.walk(job, device_of(engine)), reference.walk(job, device)
+    for name in ("norm_sq", "angle", "update_sq", "unit_grad_sq"):
+        pair = [getattr(walk, name)[:, 0].mean(0).reshape(job.layers, job.layer.neurons) for walk in (ours, theirs)]
+        if job.layers > 1:  # what a neuron's gamma_out does to it is no noise: both engines walk the same
+            level = (pair[0].mean(0) + pair[1].mean(0)) / 2
+            pair = [values / level for values in pair]
+        if job.gradient == "faithful":  # neurons of a layer are not independent
+            pair = [values.mean(1) for values in pair]
+        error = math.hypot(*(x.std() / math.sqrt(x.size) for x in pair)) / pair[1].mean()
         assert Z * error < catch, f"{name}: no power: {Z * error:.2e}"
         off = pair[0].mean() / pair[1].mean() - 1
         assert abs(off) <= Z * error + 1e-6, f"{name}: off by {off:+.3%}, {error:.3%} expected"
 
 
 def law_rule(name: str, gradient: str) -> UpdateRule:
+    """Hyperparameters under which much happens in a few steps. An eps, since torch's normals on a GPU may be exactly 0."""
     rule = RULES[name]
     linear = name in ("sgd", "sgdm", "nesterov", "dampened", "sgdw", "qhm")
     lr = 0.05 if not linear or gradient == "gaussian" else 5.0 if name in ("sgd", "dampened", "qhm") else 1.0
-    return make(rule, lr, weight_decay=0.5 / lr * (0.02 if linear else 0.05), **({"eps": 0.0} if "eps" in rule.hyper else {}))
+    return make(rule, lr, weight_decay=0.5 / lr * (0.02 if linear else 0.05), **({"eps": 1e-12} if "eps" in rule.hyper else {}))
 
 
 @pytest.mark.parametrize(("name", "gradient"), [("adamw", "marginal"), ("sgdm", "gaussian"), ("lion", "marginal")])
@@ -190,5 +200,5 @@ def test_law_of_the_reference(engine, name, gradient, monkeypatch):
 @pytest.mark.parametrize("gradient", ["marginal", "gaussian", "faithful"])
 @pytest.mark.parametrize("name", RULES)
 def test_law_of_the_reference_to_a_third_of_a_percent(name, gradient):
-    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 150, gradient, layers=4096 if gradient == "faithful" else 1024)
+    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=4096)
     assert_same_law(fused, job, 0.003, torch.device("cuda"))

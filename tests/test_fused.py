@@ -6,19 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import triton
+import triton.language as tl
 from scipy import stats
 
 from rwsim.errors import Unavailable
 from rwsim.optimizers import AdamW
-from rwsim.walk import fused
+from rwsim.walk import fused, kernel
 from rwsim.walk.job import Job
 from rwsim.walk.simulate import resolve_engine, run
 from rwsim.walk.system import Layer, faithful_gradient
 from tests.statistics import Z
-
-triton = pytest.importorskip("triton")
-tl = pytest.importorskip("triton.language")
-from rwsim.walk import kernel  # noqa: E402 - needs Triton
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

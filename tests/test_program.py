@@ -1,6 +1,7 @@
 """The traced program of a rule does what its `update` does, and takes as its gradient's share what the reference engine takes."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,15 @@ from rwsim.optimizers import RULES, AdamW, UpdateRule
 from rwsim.walk.program import TWIN, Program, trace
 from rwsim.walk.reference import GradientPart, _Recording
 
-HYPER = {"lr": 0.02, "weight_decay": 0.3, "momentum": 0.8, "betas": (0.8, 0.95, 0.99), "eps": 1e-3, "dampening": 0.4, "nu": 0.6}
+HYPER: dict[str, Any] = {
+    "lr": 0.02,
+    "weight_decay": 0.3,
+    "momentum": 0.8,
+    "betas": (0.8, 0.95, 0.99),
+    "eps": 1e-3,
+    "dampening": 0.4,
+    "nu": 0.6,
+}
 HYPER |= {"max_lr": 0.1, "mix": 2.0}
 
 
@@ -27,7 +36,7 @@ def step(program: Program, coefficients, arrays: dict[str, torch.Tensor]) -> tup
     def get(name):
         return known[name] if isinstance(name, str) else name
 
-    calls = {
+    calls: dict[str, Any] = {
         "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
         "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "sign": torch.sign,
     }  # fmt: skip

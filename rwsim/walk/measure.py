@@ -112,13 +112,20 @@ class Recorder:
         """Reduce the open window to means."""
         if not self.filled:
             return
-        norm, distance, update, grad = self.sizes[: self.filled].double().unbind(1)
-        old = torch.cat((self.last_norm.double()[None], norm[:-1]))
-        angle = rotation_angle(old, norm, distance)
-        rows = (norm.square(), angle, angle.square(), update.square(), (distance / old).square(), distance.square(), (grad * old).square())
-        self.means.append(torch.stack([row.mean(0) for row in rows]).cpu().numpy())
+        # Config by config, in memory of its own: how a GPU sums depends on the shape, and a config must not see its company.
+        configs = zip(self.sizes[: self.filled].unbind(2), self.last_norm, strict=True)
+        self.means.append(torch.stack([self._reduce(sizes.double(), last.double()) for sizes, last in configs], 1).cpu().numpy())
         self.lengths.append(self.filled)
         self.last_norm, self.filled = self.sizes[self.filled - 1, 0].clone(), 0
+
+    @staticmethod
+    def _reduce(sizes: Tensor, last_norm: Tensor) -> Tensor:
+        """Means of one config's window, (7, neuron), from its sizes (step, 4, neuron)."""
+        norm, distance, update, grad = sizes.contiguous().unbind(1)
+        old = torch.cat((last_norm[None], norm[:-1]))
+        angle = rotation_angle(old, norm, distance)
+        rows = (norm.square(), angle, angle.square(), update.square(), (distance / old).square(), distance.square(), (grad * old).square())
+        return torch.stack([row.mean(0) for row in rows])
 
     def walk(self) -> Walk:
         """Everything recorded so far."""
