@@ -200,5 +200,5 @@ def test_law_of_the_reference(engine, name, gradient, monkeypatch):
 @pytest.mark.parametrize("gradient", ["marginal", "gaussian", "faithful"])
 @pytest.mark.parametrize("name", RULES)
 def test_law_of_the_reference_to_a_third_of_a_percent(name, gradient):
-    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=4096)
+    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=6144)
     assert_same_law(fused, job, 0.003, torch.device("cuda"))

@@ -387,11 +387,21 @@ class _Part:
         lengths = torch.stack([torch.cat([pair[1] for pair in row])[mine] for row in drawn])
         return normals.to(self.device, job.dtype).contiguous(), lengths.to(self.device, job.dtype).contiguous()
 
-    def read(self, out: Tensor) -> tuple[np.ndarray, bool]:
-        """A launch's means on the host, (windows, 7, rows), and whether all are finite; waits for the launch."""
+    def read(self, out: Tensor, series: Tensor) -> bool:
+        """Put a launch's means, (windows, 7, rows), into (windows, 7, config, row) on the host; whether all are finite.
+
+        Waits for the launch.
+        """
         with self._current():
             finite = torch.isfinite(out).all()
-            return out.cpu().numpy(), bool(finite)
+            means = out.cpu()
+        rows = self.job.rows
+        for position, config in enumerate(self.configs):
+            low, high = max(position * rows, self.first), min((position + 1) * rows, self.first + self.rows)
+            if low < high:  # torch copies and widens on all cores
+                chosen = means[:, :, low - self.first : high - self.first]
+                series[:, :, config, low - position * rows : high - position * rows].copy_(chosen)
+        return bool(finite)
 
 
 def visible(device: torch.device) -> list[torch.device]:
@@ -446,12 +456,12 @@ def walk(
         launch_steps = min(launch_steps, 1000)
     launch_steps = max(1, int(launch_steps) // job.window) * job.window
     windows = -(-job.steps // job.window)
-    series = np.empty((windows, _SERIES, job.configs, job.rows))
+    series = torch.empty((windows, _SERIES, job.configs, job.rows), dtype=torch.float64)
     lengths = np.full(windows, job.window, dtype=np.int64)
     lengths[-1] = job.steps - job.window * (windows - 1)
 
     def result(done: int) -> Walk:
-        return Walk(job.window, lengths[:done], *series[:done].swapaxes(0, 1))
+        return Walk(job.window, lengths[:done], *series[:done].numpy().swapaxes(0, 1))
 
     read = 0  # windows that have reached the host
     waiting: list[Tensor] = []
@@ -461,9 +471,9 @@ def walk(
             # The launch before is read while this one runs.
             if waiting:
                 count = len(waiting[0])
-                finite = [_place(series[read : read + count], part, *part.read(out)) for part, out in zip(parts, waiting, strict=True)]
+                finite = [part.read(out, series[read : read + count]) for part, out in zip(parts, waiting, strict=True)]
                 if not all(finite):
-                    window, config = np.argwhere(~np.isfinite(series[read : read + count]).all((1, 3)))[0]
+                    window, config = np.argwhere(~np.isfinite(series[read : read + count].numpy()).all((1, 3)))[0]
                     begin = (read + int(window)) * job.window
                     end = begin + lengths[read + window]
                     text = f"NaN or Inf within steps {begin + 1} to {end} in config {config}, {job.rules[config]!r}"
@@ -476,13 +486,3 @@ def walk(
         step = min(job.steps, read * job.window)
         raise WalkInterrupted(f"interrupted at step {step} of {job.steps}", step, result(read)) from None
     return result(windows)
-
-
-def _place(series: np.ndarray, part: _Part, means: np.ndarray, finite: bool) -> bool:
-    """Put a part's means where its configs and neurons are."""
-    rows = part.job.rows
-    for position, config in enumerate(part.configs):
-        low, high = max(position * rows, part.first), min((position + 1) * rows, part.first + part.rows)
-        if low < high:
-            series[:, :, config, low - position * rows : high - position * rows] = means[:, :, low - part.first : high - part.first]
-    return finite
