@@ -12,6 +12,7 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -184,6 +185,11 @@ def _streams(device: torch.device) -> Iterator[torch.cuda.Stream]:
     return itertools.cycle([torch.cuda.Stream(device) for _ in range(4)])
 
 
+@lru_cache
+def _reading(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 def _next_stream(device: torch.device) -> torch.cuda.Stream:
     with _launching:
         return next(_streams(device))
@@ -289,16 +295,17 @@ class _Part:
         """Numbers that one step adds to the table of coefficients."""
         return len(self.configs) * max(1, sum(self.varies))
 
-    def launch(self, first: int, steps: int, noise: Noise | None) -> Tensor:
-        """Walk steps first ... first + steps - 1 (0 is the first); the windows' means, (windows, 7, rows), still on the device."""
+    def launch(self, first: int, steps: int, noise: Noise | None) -> "Launch":
+        """Walk steps first ... first + steps - 1 (0 is the first); does not wait."""
         with self._current():
             varying = self._coefficients(first + 1, steps, moving=True)
             if self.job.gradient == "faithful":
-                return self._faithful(first, steps, varying, noise)
-            out = torch.empty(-(-steps // self.job.window), _SERIES, self.rows, dtype=self.job.dtype, device=self.device)
-            stub = None if noise is None else self._stub(noise, first, steps)
-            self._walk(first, steps, varying, out, stub, self.job.gradient == "marginal")
-        return out
+                means = self._faithful(first, steps, varying, noise)
+            else:
+                means = torch.empty(-(-steps // self.job.window), _SERIES, self.rows, dtype=self.job.dtype, device=self.device)
+                stub = None if noise is None else self._stub(noise, first, steps)
+                self._walk(first, steps, varying, means, stub, self.job.gradient == "marginal")
+            return Launch(self, means, None if self.stream is None else self.stream.record_event())
 
     def _walk(self, first: int, steps: int, varying: Tensor, out: Tensor, stub: tuple[Tensor, Tensor] | None, marginal: bool) -> None:
         from rwsim.walk.kernel import walk_kernel
@@ -387,19 +394,34 @@ class _Part:
         lengths = torch.stack([torch.cat([pair[1] for pair in row])[mine] for row in drawn])
         return normals.to(self.device, job.dtype).contiguous(), lengths.to(self.device, job.dtype).contiguous()
 
-    def read(self, out: Tensor, series: Tensor) -> bool:
-        """Put a launch's means, (windows, 7, rows), into (windows, 7, config, row) on the host; whether all are finite.
 
-        Waits for the launch.
-        """
-        with self._current():
-            finite = torch.isfinite(out).all()
-            means = out.cpu()
-        rows = self.job.rows
-        for position, config in enumerate(self.configs):
-            low, high = max(position * rows, self.first), min((position + 1) * rows, self.first + self.rows)
-            if low < high:  # torch copies and widens on all cores
-                chosen = means[:, :, low - self.first : high - self.first]
+@dataclass(frozen=True)
+class Launch:
+    """Steps of a part under way: `means` of their windows, (windows, 7, rows), on the device, complete at the event."""
+
+    part: _Part
+    means: Tensor
+    event: torch.cuda.Event | None
+
+    def read(self, series: Tensor) -> bool:
+        """Wait, put the means into (windows, 7, config, row) on the host, and say whether all are finite."""
+        part = self.part
+        if self.event is None:
+            finite, means = torch.isfinite(self.means).all(), self.means
+        else:  # past the next launch, which is queued already
+            stream = _reading(part.device)
+            with torch.cuda.device(part.device), torch.cuda.stream(stream):
+                stream.wait_event(self.event)
+                finite, means = torch.isfinite(self.means).all(), self.means.cpu()
+        # Torch copies and widens on all cores.
+        rows, configs = part.job.rows, part.configs
+        if list(configs) == list(range(configs[0], configs[0] + len(configs))):
+            series[:, :, configs[0] : configs[0] + len(configs)].flatten(2)[:, :, part.first : part.first + part.rows].copy_(means)
+            return bool(finite)
+        for position, config in enumerate(configs):
+            low, high = max(position * rows, part.first), min((position + 1) * rows, part.first + part.rows)
+            if low < high:
+                chosen = means[:, :, low - part.first : high - part.first]
                 series[:, :, config, low - position * rows : high - position * rows].copy_(chosen)
         return bool(finite)
 
@@ -464,14 +486,15 @@ def walk(
         return Walk(job.window, lengths[:done], *series[:done].numpy().swapaxes(0, 1))
 
     read = 0  # windows that have reached the host
-    waiting: list[Tensor] = []
+    waiting: list[Launch] = []
+    pool = ThreadPoolExecutor(len(parts))
     try:
         for first in [*range(0, job.steps, launch_steps), None]:
             launched = [] if first is None else [part.launch(first, min(launch_steps, job.steps - first), noise) for part in parts]
             # The launch before is read while this one runs.
             if waiting:
-                count = len(waiting[0])
-                finite = [part.read(out, series[read : read + count]) for part, out in zip(parts, waiting, strict=True)]
+                count = len(waiting[0].means)
+                finite = list(pool.map(Launch.read, waiting, itertools.repeat(series[read : read + count])))
                 if not all(finite):
                     window, config = np.argwhere(~np.isfinite(series[read : read + count].numpy()).all((1, 3)))[0]
                     begin = (read + int(window)) * job.window
@@ -485,4 +508,6 @@ def walk(
     except KeyboardInterrupt:
         step = min(job.steps, read * job.window)
         raise WalkInterrupted(f"interrupted at step {step} of {job.steps}", step, result(read)) from None
+    finally:
+        pool.shutdown()
     return result(windows)
