@@ -102,7 +102,7 @@ class Job:
         """A 64-bit key per config: hash of the seed and of everything that makes the config what it is.
 
         Random numbers are keyed by it, so a config's walk does not depend on its company, and configs that differ
-        in anything but length and window are independent.
+        in anything but length, window, layers and dtype are independent.
         """
         law = hashlib.sha256()
         for array in (self.layer.gamma_in, self.layer.gamma_out, *(self.schedule[name] for name in sorted(self.schedule))):

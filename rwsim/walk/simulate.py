@@ -32,7 +32,7 @@ _UNITS = {"norm": "dimensionless", "rotation": "radians per step", "rms_update":
 
 
 def resolve_device(device: str) -> torch.device:
-    """``auto`` is the CPU: a layer of 128 neurons in plain torch is faster there than on a GPU."""
+    """``auto`` is the CPU: numbers should not depend on whether the machine has a GPU; ask for it by ``cuda``."""
     if device not in DEVICES:
         raise InvalidArgument("device", f"must be one of {', '.join(DEVICES)}", device)
     if device == "cuda" and not torch.cuda.is_available():
