@@ -353,7 +353,8 @@ class _Part:
     def _capture(self, varying: Tensor) -> None:
         self.table = torch.empty_like(varying[:, : self.span], memory_format=torch.contiguous_format)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
+        # Other threads may go on allocating.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self.each = self._faithful_steps(self.span, self.table, None, 0)
         self.graph = graph
 
