@@ -208,7 +208,7 @@ class _Worker:
             gradient(t)
             for call in plan.calls:
                 call(t)
-            if t % PERIOD == PERIOD - 1 or t == count - 1:
+            if t % PERIOD == PERIOD - 1:
                 plan.restore(t)
             np.vecdot(param.numpy, param.numpy, norms[t + 1])
         self._record(group, begin, count, room, plan)
@@ -230,40 +230,41 @@ class _Worker:
 
         The weights are `factor` times `param`.
         """
-        grad, weight, even = room.grad.tensor, param.numpy, self.even
+        (grad, numbers), (param_tensor, weight) = room.grad, param
         # gamma_out L / factor, rows of steps.
         shares = np.empty((len(factor), group.rows), dtype=weight.dtype)
         if self.state.noise is None:
             draw = self._drawn(group, room, factor, shares, generators)
         else:
             draw = self._given(group, chunk, room, factor, shares)
-        sizes, scaled = room.sizes.numpy(), room.pool.take()
+        sizes, (scaled, scaled_numbers) = room.sizes.numpy(), (scratch := room.pool.take())
         norms, grads = list(sizes[:, NORM]), list(sizes[:, GRAD])
         along, norm, share = room.rows
         along_column, share_column = (torch.from_numpy(row)[:, None] for row in (along, share))
         radial = (self.job.radial * factor).tolist() if self.job.radial else []
+        marginal, even, gamma, gamma_sq = self.marginal, self.even, self.gamma_in, self.gamma_sq
         vecdot, divide, sqrt, multiply = np.vecdot, np.divide, np.sqrt, torch.mul
 
         def gradient(t: int) -> None:
             draw(t)
-            if self.marginal:
+            if marginal:
                 # With a = gamma w: gamma (n - a <a, n> / |a|^2) L / |a|.
                 if even:
-                    direction, square = param.tensor, norms[t]
+                    direction, square = param_tensor, norms[t]
                 else:
-                    grad.mul_(self.gamma_in)
-                    direction, square = multiply(param.tensor, self.gamma_sq, out=scaled.tensor), norm
-                    vecdot(weight, scaled.numpy, norm)
-                vecdot(weight, room.grad.numpy, along)
+                    grad.mul_(gamma)
+                    direction, square = multiply(param_tensor, gamma_sq, out=scaled), norm
+                    vecdot(weight, scaled_numbers, norm)
+                vecdot(weight, numbers, along)
                 divide(along, square, along)
                 grad.addcmul_(direction, along_column, value=-1)
                 divide(shares[t], sqrt(square, share), share)
                 grad.mul_(share_column)
             if radial:
-                grad.add_(param.tensor, alpha=radial[t])
-            vecdot(room.grad.numpy, room.grad.numpy, grads[t])
+                grad.add_(param_tensor, alpha=radial[t])
+            vecdot(numbers, numbers, grads[t])
 
-        room.pool.give(scaled)
+        room.pool.give(scratch)
         return gradient
 
     def _drawn(
@@ -313,7 +314,7 @@ class _Worker:
         config, first, rows = state.groups[group]
         norm, root = room.norms[:, : steps + 1]
         values = room.values[:, :steps]
-        after, angle, angle_sq, part, relative, distance, grad = values.numpy()
+        after, angle, angle_sq, part, relative, distance, grad = values
         plan.squares(norm, distance, part)
         after[:] = norm[1:]
         np.divide(distance, norm[:-1], out=relative)
@@ -321,16 +322,15 @@ class _Worker:
         np.multiply(sizes, norm[:-1], out=grad)
         np.sqrt(norm, out=root)
         rotation_angles(root, distance, angle, angle_sq)
-        if not values.sum().isfinite():
-            finite = np.isfinite(np.stack([after, distance, part, sizes])).all((0, 2))
-            if not (finite.all() or state.bad[group]):
-                state.bad[group] = begin + 1 + int(np.argmin(finite))
         at = 0
         while at < steps:
             index = (begin + at) // window
             end = min(steps, (index + 1) * window - begin)
-            sums = values[:, at:end].sum(1, dtype=torch.float64).numpy()
+            sums = np.add.reduce(values[:, at:end], axis=1, dtype=np.float64)
             state.series[index, :, config, first : first + rows] += sums / state.lengths[index]
+            if not (np.isfinite(sums).all() or state.bad[group]):
+                finite = np.isfinite(np.stack([after, distance, part, sizes])).all((0, 2))
+                state.bad[group] = 0 if finite.all() else begin + 1 + int(np.argmin(finite))
             at = end
 
 
@@ -344,7 +344,7 @@ class _Room:
         self.rows = tuple(torch.empty(3, rows, dtype=job.dtype).numpy())
         self.sizes = torch.zeros(_CHUNK + 1, 5, rows, dtype=job.dtype)
         self.norms = torch.empty(2, _CHUNK + 1, rows, dtype=job.dtype).numpy()
-        self.values = torch.empty(_SERIES, _CHUNK, rows, dtype=job.dtype)
+        self.values = torch.empty(_SERIES, _CHUNK, rows, dtype=job.dtype).numpy()
 
 
 def rotation_angles(norms: np.ndarray, distance_sq: np.ndarray, angle: np.ndarray, angle_sq: np.ndarray) -> None:

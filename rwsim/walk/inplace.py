@@ -438,7 +438,7 @@ class Plan:
         return self._spread(self.old.scale)
 
     def restore(self, step: int) -> None:
-        """Make weights and buffers what they are after that step: due at the end of each `PERIOD`, and at the last step."""
+        """Make weights and buffers what they are after that step, the last of a `PERIOD`."""
         for new in self.updated:
             if new.scale[step] != 1:
                 np.multiply(new.array.numpy, float(new.scale[step]), new.array.numpy)
@@ -458,7 +458,9 @@ class Plan:
             return self._spread(scale)[:steps, None].astype(sizes.dtype)
 
         np.multiply(sizes[:steps, NORM], column(self.before**2), out=norm[:steps])
-        norm[steps] = sizes[steps, NORM]
+        # After a period's last step the arrays have been restored.
+        final = 1.0 if steps % PERIOD == 0 else float(self.param.scale[steps - 1])
+        np.multiply(sizes[steps, NORM], final**2, out=norm[steps])
         if self.part is None:
             part[:] = 0.0
         else:
