@@ -89,12 +89,15 @@ class GradientPart:
         return part
 
 
-def seeded(key: int, device: torch.device) -> torch.Generator:
-    """A generator in which all 64 bits of `key` count: torch's own seeding on the CPU drops the upper 32."""
+def seeded(key: int, device: torch.device, path: tuple[int, ...] = ()) -> torch.Generator:
+    """A generator in which all 64 bits of `key` count: torch's own seeding on the CPU drops the upper 32.
+
+    On the CPU each `path` makes another one.
+    """
     generator = torch.Generator(device=device).manual_seed(key)
     if device.type == "cpu":
         state = generator.get_state()
-        words = np.random.MT19937(np.random.SeedSequence(key)).state["state"]["key"]
+        words = np.random.MT19937(np.random.SeedSequence(key, spawn_key=path)).state["state"]["key"]
         # Three words of seed and position, then the 624 words of the Mersenne twister, one in 64 bits.
         state.view(torch.int64)[3:627] = torch.from_numpy(words.astype(np.int64))
         generator.set_state(state)

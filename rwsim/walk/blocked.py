@@ -1,0 +1,466 @@
+"""The blocked engine: a walk on all cores of the CPU, in in-place numpy and torch calls on arrays that stay in the cache.
+
+Rows are walked in groups small enough for the cache, each through a chunk of steps at a time; processes forked for the walk
+take (chunk, group) after (chunk, group). Threads would not do: a call takes some microseconds, and handing the interpreter
+over between calls takes longer than that. Random numbers belong to a block of rows and a chunk of steps, whoever draws them
+and in whatever company, so a config's walk is bitwise the same in any batch, order or number of processes.
+"""
+
+import mmap
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rwsim.errors import InvalidArgument, Unavailable, WalkDiverged, WalkInterrupted
+from rwsim.walk.fused import length_polynomial
+from rwsim.walk.inplace import GRAD, NORM, PERIOD, Array, Plan, Pool
+from rwsim.walk.job import Job
+from rwsim.walk.measure import Walk
+from rwsim.walk.program import Program, programs, trace
+from rwsim.walk.reference import seeded
+
+Noise = Callable[[int, int], tuple[Tensor, Tensor]]
+
+# Steps of a chunk, which has its own random numbers: seeding and planning cost as much as a step or two.
+_CHUNK = 8 * PERIOD
+# Coordinates of a block, about, and blocks of a group at most: three or four arrays of a group fill a core's cache of 512 KB.
+_BLOCK, _BLOCKS = 8192, 4
+# Element-steps below which starting processes costs more than it saves.
+_SMALL = 3e7
+_SERIES = 7
+_CPU = torch.device("cpu")
+
+
+def lacks(job: Job, device: torch.device) -> str:
+    """What this engine does not carry of a job, or nothing."""
+    if device.type != "cpu":
+        return f"device {device.type}"
+    if job.gradient == "faithful":
+        return "the faithful gradient"
+    try:
+        trace(job.rule)  # type: ignore[arg-type]  # a class is hashable
+    except Unavailable as error:
+        return f"rule {job.rule.name}: {error}"
+    return ""
+
+
+class Group(NamedTuple):
+    """Rows that are walked together: some blocks of one config."""
+
+    config: int
+    first: int
+    rows: int
+
+
+def block_rows(fan_in: int) -> int:
+    """Rows of a block, fixed by the fan-in: random numbers belong to blocks."""
+    return max(1, _BLOCK // fan_in)
+
+
+def groups(job: Job, processes: int) -> list[Group]:
+    """Every row in one group; as large as the cache allows, but one for each process."""
+    rows = block_rows(job.layer.fan_in)
+    blocks = -(-job.rows // rows)
+    size = next((m for m in range(min(_BLOCKS, blocks), 1, -1) if job.configs * -(-blocks // m) >= processes), 1) * rows
+    return [Group(config, first, min(size, job.rows - first)) for config in range(job.configs) for first in range(0, job.rows, size)]
+
+
+def _shared(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Zeros that forked processes share."""
+    count = int(np.prod(shape))
+    memory = mmap.mmap(-1, max(1, count * np.dtype(dtype).itemsize))
+    return np.frombuffer(memory, dtype, count).reshape(shape)
+
+
+class _State:
+    """Everything that the processes of a walk share."""
+
+    def __init__(self, job: Job, noise: Noise | None, start: Tensor | None, keys: tuple[int, ...], processes: int) -> None:
+        self.job, self.noise, self.keys = job, noise, keys
+        self.groups = groups(job, processes)
+        self.programs: dict[int, Program] = {config: program for program, configs in programs(job) for config in configs}
+        shape = (job.configs, job.rows, job.layer.fan_in)
+        kind = np.float32 if job.dtype == torch.float32 else np.float64
+        self.param = _shared(shape, kind)
+        for config, weight in enumerate(self.param):
+            weight[:] = self._draw_start(config) if start is None else start[config].cpu().numpy()
+        most = max(len(program.buffers) for program in self.programs.values())
+        self.buffers = _shared((most, *shape), kind)
+        windows = -(-job.steps // job.window)
+        self.lengths = np.full(windows, job.window, dtype=np.int64)
+        self.lengths[-1] = job.steps - job.window * (windows - 1)
+        self.series = _shared((windows, _SERIES, job.configs, job.rows), np.float64)
+        blocks = -(-job.rows // block_rows(job.layer.fan_in)) if noise is None else 0
+        self.states = _shared((job.configs, blocks, len(torch.Generator().get_state())), np.uint8)
+        for config, block in np.ndindex(job.configs, blocks):
+            self.suspend(config, block, seeded(keys[config], _CPU, (1, block)))
+        # Chunks that each group has walked; the first bad step (1 at the first) of each, or 0; next task; whether to stop.
+        self.done, self.bad = _shared((len(self.groups),), np.int64), _shared((len(self.groups),), np.int64)
+        self.next, self.stop = _shared((1,), np.int64), _shared((1,), np.int64)
+        self.chunks = -(-job.steps // _CHUNK)
+
+    def _draw_start(self, config: int) -> np.ndarray:
+        return self.job.layer.start(1, self.job.layers, seeded(self.keys[config], _CPU, (0,)), self.job.dtype)[0].numpy()
+
+    def resume(self, config: int, block: int) -> torch.Generator:
+        """A block's generator, where it stopped."""
+        generator = torch.Generator()
+        generator.set_state(torch.from_numpy(self.states[config, block]))
+        return generator
+
+    def suspend(self, config: int, block: int, generator: torch.Generator) -> None:
+        self.states[config, block] = generator.get_state().numpy()
+
+    @property
+    def sound(self) -> int:
+        """Steps before the first bad one that has been seen."""
+        bad = self.bad[self.bad > 0]
+        return int(bad.min()) - 1 if len(bad) else self.job.steps
+
+    @property
+    def windows(self) -> int:
+        """Windows that are complete."""
+        steps = min(int(self.done.min()) * _CHUNK, self.sound)
+        return len(self.lengths) if steps == self.job.steps else steps // self.job.window
+
+    @property
+    def steps(self) -> int:
+        return int(self.lengths[: self.windows].sum())
+
+    def walk(self, windows: int) -> Walk:
+        return Walk(self.job.window, self.lengths[:windows], *self.series[:windows].swapaxes(0, 1))
+
+
+class _Worker:
+    """One process at work."""
+
+    def __init__(self, state: _State) -> None:
+        self.state, self.job = state, state.job
+        job = self.job
+        gamma_in, gamma_out = job.layer.scales(torch.float64, _CPU, job.layers)
+        self.marginal, self.even = job.gradient == "marginal", bool((gamma_in == 1).all())
+        self.gamma_in, self.gamma_out = gamma_in.to(job.dtype), gamma_out.numpy()
+        self.gamma_sq = self.gamma_in.square()
+        self.block = block_rows(job.layer.fan_in)
+        self.polynomial = [torch.tensor(c, dtype=job.dtype) for c in length_polynomial(job.layer.batch)] if self.marginal else []
+        self.rooms: dict[int, _Room] = {}
+
+    def run(self, lock: Any, after: Callable[[], object]) -> None:
+        """Take tasks in order, all groups through one chunk before the next, until none is left."""
+        state, parent = self.state, os.getppid()
+
+        def ready(group: int, chunk: int) -> bool:
+            with lock:
+                return bool(state.done[group] >= chunk)
+
+        with torch.inference_mode(), np.errstate(all="ignore"):
+            while True:
+                with lock:
+                    task = int(state.next[0])
+                    state.next[0] += 1
+                chunk, group = divmod(task, len(state.groups))
+                if chunk * _CHUNK >= state.sound:
+                    return
+                while not ready(group, chunk):
+                    if state.stop[0] or state.sound <= chunk * _CHUNK:
+                        return
+                    time.sleep(1e-4)
+                if state.stop[0] or os.getppid() != parent:
+                    return
+                self.take(group, chunk)
+                with lock:
+                    state.done[group] = chunk + 1
+                after()
+
+    def take(self, group: int, chunk: int) -> None:
+        """Walk a group through a chunk of steps."""
+        state, job = self.state, self.job
+        config, first, rows = state.groups[group]
+        mine = slice(first, first + rows)
+        if rows not in self.rooms:
+            self.rooms[rows] = _Room(job, rows)
+        room, begin, program = self.rooms[rows], chunk * _CHUNK, state.programs[config]
+        count = min(_CHUNK, job.steps - begin)
+        param = Array.of(torch.from_numpy(state.param[config, mine]))
+        buffers = [Array.of(torch.from_numpy(buffer[config, mine])) for buffer in state.buffers[: len(program.buffers)]]
+        # All of a chunk is planned even if the walk ends within: a longer walk begins alike.
+        planned = count if job.schedule else _CHUNK
+        coefficients = program.evaluate(self._hyper(config, begin, planned), np.arange(begin + 1.0, begin + planned + 1))
+        plan = Plan(program, coefficients, planned, param, room.grad, buffers, room.pool, room.sizes)
+        blocks = range(first // self.block, -(-(first + rows) // self.block)) if state.noise is None else range(0)
+        generators = [state.resume(config, block) for block in blocks]
+        gradient = self._gradient(state.groups[group], chunk, room, param, plan.before, generators)
+        norms = list(room.sizes[:, NORM].numpy())
+        np.vecdot(param.numpy, param.numpy, norms[0])
+        for t in range(count):
+            gradient(t)
+            for call in plan.calls:
+                call(t)
+            if t % PERIOD == PERIOD - 1:
+                plan.restore(t)
+            np.vecdot(param.numpy, param.numpy, norms[t + 1])
+        self._record(group, begin, count, room, plan)
+        for block, generator in zip(blocks, generators, strict=True):
+            state.suspend(config, block, generator)
+
+    def _hyper(self, config: int, begin: int, steps: int) -> dict[str, Any]:
+        hyper: dict[str, Any] = dict(vars(self.job.rules[config].values))
+        for name, factors in self.job.schedule.items():
+            part = np.asarray(factors[begin : begin + steps], dtype=np.float64)
+            value = hyper[name]
+            hyper[name] = tuple(v * part[:, i] for i, v in enumerate(value)) if part.ndim > 1 else value * part
+        return hyper
+
+    def _gradient(
+        self, group: Group, chunk: int, room: "_Room", param: Array, factor: np.ndarray, generators: list[torch.Generator]
+    ) -> Callable[[int], object]:
+        """What writes the gradient of a step of the chunk to `room.grad`, and its length to the sizes.
+
+        The weights are `factor` times `param`.
+        """
+        (grad, numbers), (param_tensor, weight) = room.grad, param
+        # gamma_out L / factor, rows of steps.
+        shares = np.empty((len(factor), group.rows), dtype=weight.dtype)
+        if self.state.noise is None:
+            draw = self._drawn(group, room, factor, shares, generators)
+        else:
+            draw = self._given(group, chunk, room, factor, shares)
+        sizes, (scaled, scaled_numbers) = room.sizes.numpy(), (scratch := room.pool.take())
+        norms, grads = list(sizes[:, NORM]), list(sizes[:, GRAD])
+        along, norm, share = room.rows
+        along_column, share_column = (torch.from_numpy(row)[:, None] for row in (along, share))
+        radial = (self.job.radial * factor).tolist() if self.job.radial else []
+        marginal, even, gamma, gamma_sq = self.marginal, self.even, self.gamma_in, self.gamma_sq
+        vecdot, divide, sqrt, multiply = np.vecdot, np.divide, np.sqrt, torch.mul
+
+        def gradient(t: int) -> None:
+            draw(t)
+            if marginal:
+                # With a = gamma w: gamma (n - a <a, n> / |a|^2) L / |a|.
+                if even:
+                    direction, square = param_tensor, norms[t]
+                else:
+                    grad.mul_(gamma)
+                    direction, square = multiply(param_tensor, gamma_sq, out=scaled), norm
+                    vecdot(weight, scaled_numbers, norm)
+                vecdot(weight, numbers, along)
+                divide(along, square, along)
+                grad.addcmul_(direction, along_column, value=-1)
+                divide(shares[t], sqrt(square, share), share)
+                grad.mul_(share_column)
+            if radial:
+                grad.add_(param_tensor, alpha=radial[t])
+            vecdot(numbers, numbers, grads[t])
+
+        room.pool.give(scratch)
+        return gradient
+
+    def _drawn(
+        self, group: Group, room: "_Room", factor: np.ndarray, shares: np.ndarray, generators: list[torch.Generator]
+    ) -> Callable[[int], object]:
+        """What draws the normals of a step; draws the lengths of the whole chunk."""
+        blocks = []
+        for block, generator in enumerate(generators):
+            rows = slice(block * self.block, min(group.rows, (block + 1) * self.block))
+            blocks.append((room.grad.tensor[rows], generator))
+            if self.marginal:
+                scale = self.gamma_out[group.first + rows.start : group.first + rows.stop]
+                lengths = self._draw_lengths(rows.stop - rows.start, generator)[: len(factor)].numpy()
+                np.multiply(scale / factor[:, None], lengths, shares[:, rows], casting="same_kind")
+
+        def draw(t: int) -> None:
+            for normals, generator in blocks:
+                normals.normal_(generator=generator)
+
+        return draw
+
+    def _draw_lengths(self, rows: int, generator: torch.Generator) -> Tensor:
+        """sqrt(B chi2_{B-2} / chi2_{B-1}) of a chunk's steps."""
+        *rest, last = self.polynomial
+        normals = torch.empty(_CHUNK, rows, dtype=self.job.dtype).normal_(generator=generator)
+        value = torch.add(rest.pop(), normals, alpha=float(last))
+        while rest:
+            torch.addcmul(rest.pop(), value, normals, out=value)
+        return value.exp_()
+
+    def _given(self, group: Group, chunk: int, room: "_Room", factor: np.ndarray, shares: np.ndarray) -> Callable[[int], object]:
+        """The same with given numbers."""
+        noise, mine = self.state.noise, slice(group.first, group.first + group.rows)
+        assert noise is not None
+
+        def draw(t: int) -> None:
+            normals, lengths = noise(group.config, chunk * _CHUNK + t + 1)
+            room.grad.tensor.copy_(normals[mine])
+            if self.marginal:
+                shares[t] = self.gamma_out[mine] * lengths[mine].cpu().numpy() / factor[t]
+
+        return draw
+
+    def _record(self, group: int, begin: int, steps: int, room: "_Room", plan: Plan) -> None:
+        """Add a chunk's steps to the means of their windows; note the first that is not finite in the walk's precision."""
+        state, window = self.state, self.job.window
+        config, first, rows = state.groups[group]
+        norm, root = room.norms[:, : steps + 1]
+        values = room.values[:, :steps]
+        after, angle, angle_sq, part, relative, distance, grad = values
+        plan.squares(norm, distance, part)
+        after[:] = norm[1:]
+        np.divide(distance, norm[:-1], out=relative)
+        sizes = room.sizes[:steps, GRAD].numpy()
+        np.multiply(sizes, norm[:-1], out=grad)
+        np.sqrt(norm, out=root)
+        rotation_angles(root, distance, angle, angle_sq)
+        at = 0
+        while at < steps:
+            index = (begin + at) // window
+            end = min(steps, (index + 1) * window - begin)
+            sums = np.add.reduce(values[:, at:end], axis=1, dtype=np.float64)
+            state.series[index, :, config, first : first + rows] += sums / state.lengths[index]
+            if not (np.isfinite(sums).all() or state.bad[group]):
+                finite = np.isfinite(np.stack([after, distance, part, sizes])).all((0, 2))
+                state.bad[group] = 0 if finite.all() else begin + 1 + int(np.argmin(finite))
+            at = end
+
+
+class _Room:
+    """A process's own arrays for groups of that many rows."""
+
+    def __init__(self, job: Job, rows: int) -> None:
+        shape = (rows, job.layer.fan_in)
+        self.pool = Pool(shape, job.dtype)
+        self.grad = Array.of(torch.empty(shape, dtype=job.dtype))
+        self.rows = tuple(torch.empty(3, rows, dtype=job.dtype).numpy())
+        self.sizes = torch.zeros(_CHUNK + 1, 5, rows, dtype=job.dtype)
+        self.norms = torch.empty(2, _CHUNK + 1, rows, dtype=job.dtype).numpy()
+        self.values = torch.empty(_SERIES, _CHUNK, rows, dtype=job.dtype).numpy()
+
+
+def rotation_angles(norms: np.ndarray, distance_sq: np.ndarray, angle: np.ndarray, angle_sq: np.ndarray) -> None:
+    """`rotation_angle` in place, from norms before each step and after the last and ||w' - w||^2: the angles and their squares."""
+    np.subtract(norms[1:], norms[:-1], out=angle)
+    np.multiply(angle, angle, out=angle)
+    np.subtract(distance_sq, angle, out=angle)
+    np.multiply(norms[1:], norms[:-1], out=angle_sq)
+    chord_sq = torch.from_numpy(np.divide(angle, angle_sq, out=angle))
+    chord_sq.clamp_(0, 4).sqrt_().mul_(0.5).asin_().mul_(2)
+    np.multiply(angle, angle, out=angle_sq)
+
+
+def _processes(job: Job) -> int:
+    """How many processes to fork: none for a small walk, or where that is unsafe or forbidden."""
+    if job.steps * job.configs * job.rows * job.layer.fan_in < _SMALL or sys.platform != "linux":
+        return 0
+    return 0 if multiprocessing.current_process().daemon else len(os.sched_getaffinity(0))
+
+
+def _serve(state: _State, lock: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which then says stop
+    torch.set_num_threads(1)
+    _Worker(state).run(lock, lambda: None)
+
+
+def _run(state: _State, processes: int, report: Callable[[], object]) -> None:
+    """Walk in this process, or in forked ones while this one waits and reports."""
+    if not processes:
+        _Worker(state).run(nullcontext(), report)
+        return
+    context = multiprocessing.get_context("fork")
+    lock = context.Lock()
+    workers = [context.Process(target=_serve, args=(state, lock), daemon=True) for _ in range(min(processes, len(state.groups)))]
+    failed = 0
+    try:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of forks beside threads: these processes touch nothing that a thread may hold.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for worker in workers:
+                worker.start()
+        running = workers
+        while running and not failed:
+            wait([worker.sentinel for worker in running], timeout=0.05)
+            running = [worker for worker in workers if worker.is_alive()]
+            failed = next((worker.exitcode for worker in workers if worker.exitcode), 0)
+            report()
+    finally:
+        state.stop[0] = 1
+        for worker in workers:
+            if worker.pid is not None:
+                if failed:  # it may have died with the lock in hand
+                    worker.terminate()
+                worker.join()
+    if failed:
+        raise RuntimeError(f"a process of the walk ended with exit code {failed}")
+
+
+def walk(
+    job: Job,
+    device: torch.device,
+    *,
+    progress: Callable[[int], None] | None = None,
+    start: Tensor | None = None,
+    noise: Noise | None = None,
+    processes: int | None = None,
+) -> Walk:
+    """Walk a job.
+
+    Args:
+        job: What to walk.
+        device: The CPU.
+        progress: Called now and then, at ends of windows, with the number of steps done.
+        start: Initial weights, shape (config, neuron, dim), in place of drawn ones. Not changed.
+        noise: Stub (config, step) -> (normals of shape (rows, fan_in), lengths of shape (rows,)) in place of random numbers.
+        processes: To fork; 0 walks in this one. By default one per core, none for a small walk.
+
+    Raises:
+        InvalidArgument: `start` of another shape.
+        WalkDiverged: NaN or Inf, with the first step and config that show it, and the walk up to there.
+        WalkInterrupted: Ctrl-C, with the whole windows walked so far.
+
+    Example:
+        >>> from rwsim.optimizers import AdamW
+        >>> from rwsim.walk.system import Layer
+        >>> job = Job((AdamW(lr=1e-2, weight_decay=0.1),), Layer.draw(fan_in=16, neurons=4), steps=250)
+        >>> result = walk(job, torch.device("cpu"))
+        >>> result.norm_sq.shape, result.lengths.tolist()
+        ((3, 1, 4), [100, 100, 50])
+    """
+    shape = (job.configs, job.rows, job.layer.fan_in)
+    if start is not None and start.shape != shape:
+        raise InvalidArgument("start", f"must have shape {shape}", tuple(start.shape))
+    processes = _processes(job) if processes is None else processes
+    state = _State(job, noise, start, job.keys(), processes)
+    reported = 0
+
+    def report() -> None:
+        nonlocal reported
+        if progress is not None and state.steps > reported:
+            reported = state.steps
+            progress(reported)
+
+    try:
+        _run(state, processes, report)
+        sound, windows = state.sound, state.windows
+        if sound == job.steps:
+            return state.walk(windows)
+        walked = state.walk(windows)
+        if sound % job.window:
+            # The window of the bad step is spoilt: walk again up to there, it is the same walk.
+            schedule = {name: factors[:sound] for name, factors in job.schedule.items()}
+            again = _State(replace(job, steps=sound, schedule=schedule), noise, start, state.keys, processes)
+            _run(again, processes, lambda: None)
+            walked = again.walk(again.windows)
+    except KeyboardInterrupt:
+        raise WalkInterrupted(f"interrupted at step {state.steps} of {job.steps}", state.steps, state.walk(state.windows)) from None
+    config = min(group.config for group, bad in zip(state.groups, state.bad, strict=True) if bad == sound + 1)
+    raise WalkDiverged(f"NaN or Inf at step {sound + 1} in config {config}, {job.rules[config]!r}", sound + 1, walked)
