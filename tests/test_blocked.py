@@ -168,7 +168,8 @@ def test_a_learning_rate_may_start_from_zero(rule):
 @pytest.mark.parametrize(("name", "lr"), [("adamw", 1e-4), ("sgdm", 3e-4), ("lion", 1e-4)])
 def test_single_precision_holds_small_steps(name, lr):
     """Distances to 1e-4 at relative updates of 1e-4; angles as well as norms in single precision allow."""
-    double = Job((RULES[name](lr=lr, weight_decay=0.1),), layer(96, 5), 60, window=20, dtype=torch.float64)
+    alike = replace(layer(96, 5), gamma_out=np.ones(5))
+    double = Job((RULES[name](lr=lr, weight_decay=0.1),), alike, 60, window=20, dtype=torch.float64)
     given = numbers(double)
     expected = walk(double, CPU, **given)
     assert 1e-5 < np.sqrt(expected.relative_sq).min() and np.sqrt(expected.relative_sq).max() < 1e-3
@@ -195,16 +196,17 @@ RULE_PAIR = (AdamW(lr=1e-2, weight_decay=0.1), AdamW(lr=3e-3, weight_decay=1.0, 
 def test_a_walk_depends_on_nothing_but_its_config(gradient, dtype):
     """Bitwise: company, order, number of processes and with it of rows in a group, length."""
     wide = Layer.draw(100, 70, 8)
-    job = Job(RULE_PAIR, wide, blocked._CHUNK + 88, gradient, layers=3, window=50, dtype=dtype)
-    assert {group.rows for group in blocked.groups(job, 1)} == {210} and len(blocked.groups(job, 6)) == 6
+    job = Job(RULE_PAIR, wide, blocked._CHUNK + 94, gradient, layers=3, window=50, dtype=dtype)
+    assert blocked.groups(job, 1) == [blocked.Group(0, 2, 0, 210)] and len(blocked.groups(job, 6)) == 6
     together = walk(job, CPU, processes=0)
     for count in (1, 6):
         assert_same(walk(job, CPU, processes=count), together)
     assert_same(walk(replace(job, rules=RULE_PAIR[::-1]), CPU), together, [1, 0])
     for config in (0, 1):
         assert_same(walk(replace(job, rules=RULE_PAIR[config : config + 1]), CPU), together, [config])
-    assert_same(walk(replace(job, steps=300), CPU), together)
-    assert_same(walk(replace(job, steps=blocked._CHUNK + 500), CPU), together)
+    assert job.steps % job.window == 0
+    assert_same(walk(replace(job, steps=150), CPU), together)
+    assert_same(walk(replace(job, steps=3 * blocked._CHUNK), CPU), together)
     again = walk(replace(job, replicates=(1, 0)), CPU)
     assert_same(again, walk(replace(job, replicates=(1, 0), rules=RULE_PAIR), CPU, processes=2))
     assert not np.array_equal(again.norm_sq[:, 0], together.norm_sq[:, 0]) and np.array_equal(again.norm_sq[:, 1], together.norm_sq[:, 1])
@@ -216,7 +218,7 @@ def test_neurons_and_steps_have_their_own_numbers():
     job = Job(RULE_PAIR[:1], Layer(np.ones(128), np.ones(130), 8), 3, window=1)
     found = walk(job, CPU)
     for name in ("norm_sq", "unit_grad_sq"):
-        assert len(np.unique(getattr(found, name))) == 3 * 130
+        assert len(np.unique(getattr(found, name))) > 3 * 130 - 5  # chance hits of single precision
 
 
 def test_gradients_have_their_law():

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rwsim.errors import InvalidArgument, Unavailable, WalkDiverged, WalkInterrupted
 from rwsim.walk.fused import length_polynomial
-from rwsim.walk.inplace import GRAD, NORM, PERIOD, Array, Plan, Pool
+from rwsim.walk.inplace import GRAD, NORM, PERIOD, Array, Plan, Pool, Uneven
 from rwsim.walk.job import Job
 from rwsim.walk.measure import Walk
 from rwsim.walk.program import Program, programs, trace
@@ -35,9 +35,10 @@ from rwsim.walk.reference import seeded
 Noise = Callable[[int, int], tuple[Tensor, Tensor]]
 
 # Steps of a chunk, which has its own random numbers: seeding and planning cost as much as a step or two.
-_CHUNK = 8 * PERIOD
-# Coordinates of a block, about, and blocks of a group at most: three or four arrays of a group fill a core's cache of 512 KB.
-_BLOCK, _BLOCKS = 8192, 4
+_CHUNK = 4 * PERIOD
+# Coordinates of a block, about, and blocks of a group at most. Where an array has left the second cache, calls on it are slower by
+# less than the number of calls saves.
+_BLOCK, _BLOCKS = 8192, 8
 # Element-steps below which starting processes costs more than it saves.
 _SMALL = 3e7
 _SERIES = 7
@@ -60,11 +61,12 @@ def lacks(job: Job, device: torch.device) -> str:
 
 
 class Group(NamedTuple):
-    """Rows that are walked together: some blocks of one config."""
+    """Rows that are walked together: some blocks of one config, or all of several configs that share a program."""
 
     config: int
+    configs: int
     first: int
-    rows: int
+    rows: int  # of each config
 
 
 def block_rows(fan_in: int) -> int:
@@ -73,11 +75,19 @@ def block_rows(fan_in: int) -> int:
 
 
 def groups(job: Job, processes: int) -> list[Group]:
-    """Every row in one group; as large as the cache allows, but one for each process."""
+    """Every row in one group; as large as suits the cache, but one for each process."""
     rows = block_rows(job.layer.fan_in)
     blocks = -(-job.rows // rows)
+    shares = [(configs[0], len(configs)) for _, configs in programs(job) if configs == list(range(configs[0], configs[-1] + 1))]
+    shares = shares if sum(count for _, count in shares) == job.configs else [(config, 1) for config in range(job.configs)]
+    for together in range(max(1, _BLOCKS // blocks), 1, -1):
+        found = [
+            Group(first + at, min(together, count - at), 0, job.rows) for first, count in shares for at in range(0, count, together)
+        ]  # fmt: skip
+        if len(found) >= processes:
+            return sorted(found)
     size = next((m for m in range(min(_BLOCKS, blocks), 1, -1) if job.configs * -(-blocks // m) >= processes), 1) * rows
-    return [Group(config, first, min(size, job.rows - first)) for config in range(job.configs) for first in range(0, job.rows, size)]
+    return [Group(config, 1, first, min(size, job.rows - first)) for config in range(job.configs) for first in range(0, job.rows, size)]
 
 
 def _shared(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -109,10 +119,9 @@ class _State:
         self.states = _shared((job.configs, blocks, len(torch.Generator().get_state())), np.uint8)
         for config, block in np.ndindex(job.configs, blocks):
             self.suspend(config, block, seeded(keys[config], _CPU, (1, block)))
-        # Chunks that each group has walked; the first bad step (1 at the first) of each, or 0; next task; whether to stop.
-        self.done, self.bad = _shared((len(self.groups),), np.int64), _shared((len(self.groups),), np.int64)
+        # Chunks that each group has walked; the first bad step (1 at the first) of each config, or 0; next task; whether to stop.
+        self.done, self.bad = _shared((len(self.groups),), np.int64), _shared((len(self.groups), job.configs), np.int64)
         self.next, self.stop = _shared((1,), np.int64), _shared((1,), np.int64)
-        self.chunks = -(-job.steps // _CHUNK)
 
     def _draw_start(self, config: int) -> np.ndarray:
         return self.job.layer.start(1, self.job.layers, seeded(self.keys[config], _CPU, (0,)), self.job.dtype)[0].numpy()
@@ -189,22 +198,34 @@ class _Worker:
 
     def take(self, group: int, chunk: int) -> None:
         """Walk a group through a chunk of steps."""
+        whole = self.state.groups[group]
+        try:
+            self._walk(group, whole, chunk)
+        except Uneven:
+            for config in range(whole.config, whole.config + whole.configs):
+                self._walk(group, whole._replace(config=config, configs=1), chunk)
+
+    def _walk(self, group: int, part: Group, chunk: int) -> None:
         state, job = self.state, self.job
-        config, first, rows = state.groups[group]
-        mine = slice(first, first + rows)
+        config, configs, first, each = part
+        rows, mine = configs * each, (slice(config, config + configs), slice(first, first + each))
         if rows not in self.rooms:
             self.rooms[rows] = _Room(job, rows)
         room, begin, program = self.rooms[rows], chunk * _CHUNK, state.programs[config]
         count = min(_CHUNK, job.steps - begin)
-        param = Array.of(torch.from_numpy(state.param[config, mine]))
-        buffers = [Array.of(torch.from_numpy(buffer[config, mine])) for buffer in state.buffers[: len(program.buffers)]]
+        # Views: a group holds either all rows of its configs or rows of one.
+        param, *buffers = (
+            Array.of(torch.from_numpy(array[mine].reshape(rows, -1))) for array in (state.param, *state.buffers[: len(program.buffers)])
+        )
         # All of a chunk is planned even if the walk ends within: a longer walk begins alike.
         planned = count if job.schedule else _CHUNK
-        coefficients = program.evaluate(self._hyper(config, begin, planned), np.arange(begin + 1.0, begin + planned + 1))
-        plan = Plan(program, coefficients, planned, param, room.grad, buffers, room.pool, room.sizes)
-        blocks = range(first // self.block, -(-(first + rows) // self.block)) if state.noise is None else range(0)
-        generators = [state.resume(config, block) for block in blocks]
-        gradient = self._gradient(state.groups[group], chunk, room, param, plan.before, generators)
+        plan = Plan(program, self._coefficients(part, begin, planned), planned, param, room.grad, buffers, room.pool, room.sizes)
+        owners = []
+        if state.noise is None:
+            blocks = range(first // self.block, -(-(first + each) // self.block))
+            owners = [(one, block) for one in range(config, config + configs) for block in blocks]
+        generators = [state.resume(*owner) for owner in owners]
+        gradient = self._gradient(part, chunk, room, param, plan.before, generators)
         norms = list(room.sizes[:, NORM].numpy())
         np.vecdot(param.numpy, param.numpy, norms[0])
         for t in range(count):
@@ -214,37 +235,45 @@ class _Worker:
             if t % PERIOD == PERIOD - 1:
                 plan.restore(t)
             np.vecdot(param.numpy, param.numpy, norms[t + 1])
-        self._record(group, begin, count, room, plan)
-        for block, generator in zip(blocks, generators, strict=True):
-            state.suspend(config, block, generator)
+        self._record(group, part, begin, count, room, plan)
+        for owner, generator in zip(owners, generators, strict=True):
+            state.suspend(*owner, generator)
+
+    def _coefficients(self, part: Group, begin: int, steps: int) -> list[Any]:
+        """The program's coefficients in these steps, configs side by side where they differ."""
+        program, step = self.state.programs[part.config], np.arange(begin + 1.0, begin + steps + 1)[:, None]
+        own = [program.evaluate(self._hyper(config, begin, steps), step) for config in range(part.config, part.config + part.configs)]
+        together = []
+        for values in zip(*own, strict=True):
+            same = all(np.array_equal(value, values[0]) for value in values[1:])
+            together.append(values[0] if same else np.concatenate([np.broadcast_to(value, (steps, 1)) for value in values], 1))
+        return together
 
     def _hyper(self, config: int, begin: int, steps: int) -> dict[str, Any]:
         hyper: dict[str, Any] = dict(vars(self.job.rules[config].values))
         for name, factors in self.job.schedule.items():
-            part = np.asarray(factors[begin : begin + steps], dtype=np.float64)
+            part = np.asarray(factors[begin : begin + steps], dtype=np.float64).reshape(steps, -1)
             value = hyper[name]
-            hyper[name] = tuple(v * part[:, i] for i, v in enumerate(value)) if part.ndim > 1 else value * part
+            hyper[name] = tuple(v * part[:, i : i + 1] for i, v in enumerate(value)) if isinstance(value, tuple) else value * part
         return hyper
 
     def _gradient(
-        self, group: Group, chunk: int, room: "_Room", param: Array, factor: np.ndarray, generators: list[torch.Generator]
+        self, part: Group, chunk: int, room: "_Room", param: Array, before: np.ndarray, generators: list[torch.Generator]
     ) -> Callable[[int], object]:
         """What writes the gradient of a step of the chunk to `room.grad`, and its length to the sizes.
 
-        The weights are `factor` times `param`.
+        The weights are `before` times `param`.
         """
         (grad, numbers), (param_tensor, weight) = room.grad, param
+        factor = np.repeat(before, len(weight) // before.shape[1], axis=1)
         # gamma_out L / factor, rows of steps.
-        shares = np.empty((len(factor), group.rows), dtype=weight.dtype)
-        if self.state.noise is None:
-            draw = self._drawn(group, room, factor, shares, generators)
-        else:
-            draw = self._given(group, chunk, room, factor, shares)
+        shares = np.empty_like(factor, dtype=weight.dtype)
+        draw = self._drawn(part, room, factor, shares, generators) if generators else self._given(part, chunk, room, factor, shares)
         sizes, (scaled, scaled_numbers) = room.sizes.numpy(), (scratch := room.pool.take())
         norms, grads = list(sizes[:, NORM]), list(sizes[:, GRAD])
         along, norm, share = room.rows
         along_column, share_column = (torch.from_numpy(row)[:, None] for row in (along, share))
-        radial = (self.job.radial * factor).tolist() if self.job.radial else []
+        radial = (self.job.radial * torch.from_numpy(factor)).to(grad.dtype)[:, :, None].unbind(0) if self.job.radial else ()
         marginal, even, gamma, gamma_sq = self.marginal, self.even, self.gamma_in, self.gamma_sq
         vecdot, divide, sqrt, multiply = np.vecdot, np.divide, np.sqrt, torch.mul
 
@@ -264,28 +293,32 @@ class _Worker:
                 divide(shares[t], sqrt(square, share), share)
                 grad.mul_(share_column)
             if radial:
-                grad.add_(param_tensor, alpha=radial[t])
+                grad.addcmul_(param_tensor, radial[t])
             vecdot(numbers, numbers, grads[t])
 
         room.pool.give(scratch)
         return gradient
 
     def _drawn(
-        self, group: Group, room: "_Room", factor: np.ndarray, shares: np.ndarray, generators: list[torch.Generator]
+        self, part: Group, room: "_Room", factor: np.ndarray, shares: np.ndarray, generators: list[torch.Generator]
     ) -> Callable[[int], object]:
         """What draws the normals of a step; draws the lengths of the whole chunk."""
-        blocks = []
-        for block, generator in enumerate(generators):
-            rows = slice(block * self.block, min(group.rows, (block + 1) * self.block))
-            blocks.append((room.grad.tensor[rows], generator))
-            if self.marginal:
-                scale = self.gamma_out[group.first + rows.start : group.first + rows.stop]
-                lengths = self._draw_lengths(rows.stop - rows.start, generator)[: len(factor)].numpy()
-                np.multiply(scale / factor[:, None], lengths, shares[:, rows], casting="same_kind")
+        spans = [
+            (config * part.rows, low, min(low + self.block, part.rows))
+            for config in range(part.configs)
+            for low in range(0, part.rows, self.block)
+        ]
+        normals = [room.grad.tensor[offset + low : offset + high] for offset, low, high in spans]
+        if self.marginal:
+            for (offset, low, high), generator in zip(spans, generators, strict=True):
+                rows, scale = slice(offset + low, offset + high), self.gamma_out[part.first + low : part.first + high]
+                lengths = self._draw_lengths(high - low, generator)[: len(factor)].numpy()
+                np.multiply(scale / factor[:, rows], lengths, shares[:, rows], casting="same_kind")
+        pairs = list(zip(normals, generators, strict=True))
 
         def draw(t: int) -> None:
-            for normals, generator in blocks:
-                normals.normal_(generator=generator)
+            for block, generator in pairs:
+                block.normal_(generator=generator)
 
         return draw
 
@@ -298,43 +331,47 @@ class _Worker:
             torch.addcmul(rest.pop(), value, normals, out=value)
         return value.exp_()
 
-    def _given(self, group: Group, chunk: int, room: "_Room", factor: np.ndarray, shares: np.ndarray) -> Callable[[int], object]:
+    def _given(self, part: Group, chunk: int, room: "_Room", factor: np.ndarray, shares: np.ndarray) -> Callable[[int], object]:
         """The same with given numbers."""
-        noise, mine = self.state.noise, slice(group.first, group.first + group.rows)
+        noise, mine = self.state.noise, slice(part.first, part.first + part.rows)
         assert noise is not None
 
         def draw(t: int) -> None:
-            normals, lengths = noise(group.config, chunk * _CHUNK + t + 1)
-            room.grad.tensor.copy_(normals[mine])
+            given = [noise(part.config + i, chunk * _CHUNK + t + 1) for i in range(part.configs)]
+            torch.cat([normals[mine] for normals, _ in given], out=room.grad.tensor)
             if self.marginal:
-                shares[t] = self.gamma_out[mine] * lengths[mine].cpu().numpy() / factor[t]
+                shares[t] = np.concatenate([self.gamma_out[mine] * lengths[mine].cpu().numpy() for _, lengths in given]) / factor[t]
 
         return draw
 
-    def _record(self, group: int, begin: int, steps: int, room: "_Room", plan: Plan) -> None:
+    def _record(self, group: int, part: Group, begin: int, steps: int, room: "_Room", plan: Plan) -> None:
         """Add a chunk's steps to the means of their windows; note the first that is not finite in the walk's precision."""
         state, window = self.state, self.job.window
-        config, first, rows = state.groups[group]
+        config, configs, first, each = part
         norm, root = room.norms[:, : steps + 1]
         values = room.values[:, :steps]
-        after, angle, angle_sq, part, relative, distance, grad = values
-        plan.squares(norm, distance, part)
+        after, angle, angle_sq, share, relative, distance, grad = values
+        plan.squares(norm, distance, share)
         after[:] = norm[1:]
         np.divide(distance, norm[:-1], out=relative)
         sizes = room.sizes[:steps, GRAD].numpy()
         np.multiply(sizes, norm[:-1], out=grad)
         np.sqrt(norm, out=root)
         rotation_angles(root, distance, angle, angle_sq)
-        at = 0
+        at, sound = 0, True
         while at < steps:
             index = (begin + at) // window
             end = min(steps, (index + 1) * window - begin)
             sums = np.add.reduce(values[:, at:end], axis=1, dtype=np.float64)
-            state.series[index, :, config, first : first + rows] += sums / state.lengths[index]
-            if not (np.isfinite(sums).all() or state.bad[group]):
-                finite = np.isfinite(np.stack([after, distance, part, sizes])).all((0, 2))
-                state.bad[group] = 0 if finite.all() else begin + 1 + int(np.argmin(finite))
+            means = (sums / state.lengths[index]).reshape(_SERIES, configs, each)
+            state.series[index, :, config : config + configs, first : first + each] += means
+            sound = sound and bool(np.isfinite(sums).all())
             at = end
+        if not sound:
+            finite = np.isfinite(np.stack([after, distance, share, sizes])).all(0).reshape(steps, configs, each).all(2)
+            for i, fine in enumerate(finite.T):
+                if not (fine.all() or state.bad[group, config + i]):
+                    state.bad[group, config + i] = begin + 1 + int(np.argmin(fine))
 
 
 class _Room:
@@ -473,5 +510,5 @@ def walk(
             walked = again.walk(again.windows)
     except KeyboardInterrupt:
         raise WalkInterrupted(f"interrupted at step {state.steps} of {job.steps}", state.steps, state.walk(state.windows)) from None
-    config = min(group.config for group, bad in zip(state.groups, state.bad, strict=True) if bad == sound + 1)
+    config = int(np.argwhere(state.bad == sound + 1)[:, 1].min())
     raise WalkDiverged(f"NaN or Inf at step {sound + 1} in config {config}, {job.rules[config]!r}", sound + 1, walked)

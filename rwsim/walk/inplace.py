@@ -26,9 +26,6 @@ _SPREAD = 1e6
 # w' - w is measured as (k - 1) w + d from three scalar products unless the decay 1 - k is larger than this.
 _MILD = 0.1
 
-Coefficient = Any  # a float, or an array with an entry per step
-Call = Callable[[int], object]
-
 
 class Array(NamedTuple):
     """One memory in both libraries: numpy has the cheaper calls, torch the fused and the broadcasting ones."""
@@ -39,6 +36,17 @@ class Array(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor) -> "Array":
         return cls(tensor, tensor.numpy())
+
+
+# A float, or an array of shape (steps, 1), or (steps, configs) where the configs walked together differ.
+Coefficient = Any
+Call = Callable[[int], object]
+# Of each step: a number, or a column of shape (rows, 1).
+Values = list[float] | list[Array]
+
+
+class Uneven(Exception):
+    """Configs would be walked in different ways; apart they can be."""
 
 
 class Pool:
@@ -99,7 +107,7 @@ class Plan:
 
     Args:
         program: What to do.
-        coefficients: Their values, each a float or an array with an entry per step: see `Program.evaluate`.
+        coefficients: Their values: see `Program.evaluate`.
         steps: Number of steps planned.
         param: The weights, overwritten.
         grad: Where the gradient of a step lies; scratch after its last use.
@@ -109,7 +117,10 @@ class Plan:
 
     Attributes:
         calls: To be called in order with the number of the step, 0 at the first.
-        before: The weights are `before[t]` times `param` when step t begins.
+        before: The weights are `before[t]` times `param` when step t begins, (steps, 1) or (steps, configs).
+
+    Raises:
+        Uneven: Several configs that cannot be walked together.
     """
 
     def __init__(
@@ -117,6 +128,7 @@ class Plan:
         pool: Pool, sizes: Tensor,
     ) -> None:  # fmt: skip
         self.steps, self.pool, self.sizes = steps, pool, sizes
+        self.rows = len(param.numpy)
         self.calls: list[Call] = []
         self.open: set[_Atom] = set()
         self.memo: dict[tuple[Any, ...], _Atom] = {}
@@ -210,14 +222,14 @@ class Plan:
         """A form as c times an atom."""
         if len(form) == 1:
             ((atom, c),) = form.items()
-            if atom is not None and not (positive and np.any(np.asarray(c) <= 0)):
+            if atom is not None and not (positive and self._alike((self._spread(c) <= 0).any(0))):
                 return c, atom
         return 1.0, self._sum(form)
 
     def _choose_move(self) -> None:
         """Write w' as k w + d; or as w + d where k is far from 1."""
         keep = self.param.terms.pop(self.old, 0.0)
-        if np.any(np.abs(np.asarray(keep) - 1) > _MILD):
+        if self._alike((np.abs(self._spread(keep) - 1) > _MILD).any(0)):
             self.param.terms, keep = _plus({self.old: keep - 1.0}, self.param.terms), 1.0
         self.keep = self._spread(keep)
         self.measured: list[_Atom] = []
@@ -238,7 +250,8 @@ class Plan:
         if self.move is not None and set(form) == set(self.move_terms):
             with np.errstate(all="ignore"):
                 ratios = [self._spread(form[atom] / self.move_terms[atom]) for atom in form]
-            if all(np.allclose(ratio, ratios[0], rtol=1e-12, atol=0.0) for ratio in ratios):
+                same = [np.isclose(ratio, ratios[0], rtol=1e-12, atol=0.0).all(0) for ratio in ratios]
+            if all(self._alike(each) for each in same):
                 self.part, self.shared = (ratios[0] * self.move[0], self.move[1]), True
                 return
         self.part = self._single(form)
@@ -247,12 +260,12 @@ class Plan:
     def _choose_scale(self, new: _Atom) -> None:
         assert new.old is not None
         keep = self._spread(new.terms.get(new.old, 0.0))
-        if (keep >= _SLOW[0]).all() and (keep <= _SLOW[1]).all():
-            new.scale = np.concatenate([np.cumprod(keep[at : at + PERIOD]) for at in range(0, self.steps, PERIOD)])
-            new.old.scale = np.concatenate([[1.0], new.scale[:-1]])
+        if self._alike(((keep >= _SLOW[0]) & (keep <= _SLOW[1])).all(0)):
+            new.scale = np.concatenate([np.cumprod(keep[at : at + PERIOD], axis=0) for at in range(0, self.steps, PERIOD)])
+            new.old.scale = np.concatenate([np.ones_like(new.scale[:1]), new.scale[:-1]])
             new.old.scale[::PERIOD] = 1.0
         else:
-            new.scale = new.old.scale = np.ones(self.steps)
+            new.scale = new.old.scale = np.ones((self.steps, 1))
 
     # Who reads what
 
@@ -338,8 +351,22 @@ class Plan:
 
     # How
 
-    def _values(self, c: Coefficient) -> list[float]:
-        return self._spread(c).tolist()
+    def _values(self, c: Coefficient) -> Values:
+        values = self._spread(c)
+        if (values == values[:, :1]).all():
+            return values[:, 0].tolist()
+        return [Array.of(column) for column in self._by_row(values)[:, :, None].unbind(0)]
+
+    def _by_row(self, values: np.ndarray) -> Tensor:
+        """(steps, configs) to (steps, rows) in the walk's precision."""
+        return torch.from_numpy(values).to(self.sizes.dtype).repeat_interleave(self.rows // values.shape[1], 1)
+
+    @staticmethod
+    def _alike(each: Any) -> bool:
+        """What holds of every config."""
+        if each.any() != each.all():
+            raise Uneven
+        return bool(each.all())
 
     def _emit_dots(self, atom: _Atom) -> None:
         first = atom.args[0].array.numpy
@@ -387,7 +414,7 @@ class Plan:
             self._multiply(lead.array, terms[lead] * lead.scale, out)
         else:
             lead = None
-            self.calls.append(_fill(self._values(terms.get(None, 0.0)), out.tensor))
+            self.calls.append(_fill(self._values(terms.get(None, 0.0)), out.numpy))
         self._add({atom: c for atom, c in terms.items() if atom is not lead}, 1.0, out, out)
 
     def _emit_sum(self, atom: _Atom, dying: list[_Atom]) -> Array:
@@ -410,9 +437,9 @@ class Plan:
         for atom, c in terms.items():
             unscaled = 1.0 if atom is None else atom.args[0].scale * atom.args[1].scale if atom in self.fused else atom.scale
             sizes[atom] = self._spread(c * unscaled)
-        plain = [atom for atom in terms if atom is not None and atom not in self.fused and (sizes[atom] > 0).all()]
-        largest = np.max([np.abs(size) for size in sizes.values()], axis=0)
-        fit = [atom for atom in plain if (sizes[atom] * _SPREAD >= largest).all()]
+        largest = np.max(np.broadcast_arrays(*(np.abs(size) for size in sizes.values())), axis=0)
+        plain = [atom for atom in terms if atom is not None and atom not in self.fused]
+        fit = [atom for atom in plain if self._alike(((sizes[atom] > 0) & (sizes[atom] * _SPREAD >= largest)).all(0))]
         return next((atom for atom in fit if atom.owned), fit[0] if fit else None)
 
     def _emit_operation(self, atom: _Atom, dying: list[_Atom]) -> Array:
@@ -440,8 +467,8 @@ class Plan:
     def restore(self, step: int) -> None:
         """Make weights and buffers what they are after that step, the last of a `PERIOD`."""
         for new in self.updated:
-            if new.scale[step] != 1:
-                np.multiply(new.array.numpy, float(new.scale[step]), new.array.numpy)
+            if (new.scale[step] != 1).any():
+                new.array.tensor.mul_(self._by_row(new.scale[step : step + 1]).T)
 
     def squares(self, norm: np.ndarray, distance: np.ndarray, part: np.ndarray) -> None:
         """What the sizes say of the first steps.
@@ -455,21 +482,22 @@ class Plan:
         sizes = self.sizes.numpy()
 
         def column(scale: Coefficient) -> np.ndarray:
-            return self._spread(scale)[:steps, None].astype(sizes.dtype)
+            values = self._spread(scale)[:steps]
+            return self._by_row(values).numpy() if values.shape[1] > 1 else values.astype(sizes.dtype)
 
-        np.multiply(sizes[:steps, NORM], column(self.before**2), out=norm[:steps])
         # After a period's last step the arrays have been restored.
-        final = 1.0 if steps % PERIOD == 0 else float(self.param.scale[steps - 1])
-        np.multiply(sizes[steps, NORM], final**2, out=norm[steps])
+        final = np.ones_like(self.before[:1]) if steps % PERIOD == 0 else self._spread(self.param.scale)[steps - 1 : steps]
+        np.multiply(sizes[:steps, NORM], column(self.before**2), out=norm[:steps])
+        np.multiply(sizes[steps, NORM], self._by_row(final**2)[0].numpy(), out=norm[steps])
         if self.part is None:
             part[:] = 0.0
         else:
-            scale = self._spread(self.part[0] * self.part[1].scale)
+            scale = self.part[0] * self.part[1].scale
             np.multiply(sizes[:steps, MOVE if self.shared else PART], column(scale**2), out=part)
         if self.move is None:
             distance[:] = 0.0
         else:
-            scale = self._spread(self.move[0] * self.move[1].scale)
+            scale = self.move[0] * self.move[1].scale
             np.multiply(sizes[:steps, MOVE], column(scale**2), out=distance)
         if (self.keep != 1).any():
             distance += column((1 - self.keep) ** 2) * norm[:steps]
@@ -477,8 +505,8 @@ class Plan:
                 distance -= column(2 * (1 - self.keep) * self.before * scale) * sizes[:steps, CROSS]
 
     def _spread(self, c: Coefficient) -> np.ndarray:
-        """An entry per step."""
-        return c if isinstance(c, np.ndarray) and c.ndim else np.full(self.steps, c, dtype=np.float64)
+        """As an array."""
+        return c if isinstance(c, np.ndarray) and c.ndim else np.full((self.steps, 1), c, dtype=np.float64)
 
 
 # The calls. Arguments by position and names bound beforehand: these run some ten thousand times a second.
@@ -492,8 +520,9 @@ def _numpy(function: Callable[..., object], *arrays: np.ndarray) -> Call:
     return lambda t: function(first, second, to)
 
 
-def _scalar(function: Callable[..., object], a: np.ndarray, values: list[float], out: np.ndarray) -> Call:
-    return lambda t: function(a, values[t], out)
+def _scalar(function: Callable[..., object], a: np.ndarray, values: Values, out: np.ndarray) -> Call:
+    numbers = [value.numpy if isinstance(value, Array) else value for value in values]
+    return lambda t: function(a, numbers[t], out)
 
 
 def _torch(function: Callable[..., object], x: Tensor, out: Tensor) -> Call:
@@ -504,8 +533,9 @@ def _copy(source: np.ndarray, to: np.ndarray) -> Call:
     return lambda t: np.copyto(to, source)
 
 
-def _fill(values: list[float], out: Tensor) -> Call:
-    return lambda t: out.fill_(values[t])
+def _fill(values: Values, out: np.ndarray) -> Call:
+    numbers = [value.numpy if isinstance(value, Array) else value for value in values]
+    return lambda t: np.copyto(out, numbers[t])
 
 
 def _vecdot(a: np.ndarray, b: np.ndarray, rows: list[np.ndarray]) -> Call:
@@ -513,13 +543,22 @@ def _vecdot(a: np.ndarray, b: np.ndarray, rows: list[np.ndarray]) -> Call:
     return lambda t: vecdot(a, b, rows[t])
 
 
-def _add(base: Tensor, y: Tensor, values: list[float], out: Tensor) -> Call:
+def _add(base: Tensor, y: Tensor, values: Values, out: Tensor) -> Call:
+    """Both forms round alike, so a config's walk does not depend on its company."""
+    if isinstance(values[0], Array):
+        columns = [value.tensor for value in values if isinstance(value, Array)]
+        if base is out:
+            return lambda t: out.addcmul_(y, columns[t])
+        return lambda t: torch.addcmul(base, y, columns[t], out=out)
     if base is out:
         return lambda t: out.add_(y, alpha=values[t])
     return lambda t: torch.add(base, y, alpha=values[t], out=out)
 
 
-def _addcmul(base: Tensor, x: Tensor, y: Tensor, values: list[float], out: Tensor) -> Call:
+def _addcmul(base: Tensor, x: Tensor, y: Tensor, values: Values, out: Tensor) -> Call:
+    numbers = [value for value in values if not isinstance(value, Array)]
+    if len(numbers) < len(values):
+        raise Uneven
     if base is out:
-        return lambda t: out.addcmul_(x, y, value=values[t])
-    return lambda t: torch.addcmul(base, x, y, value=values[t], out=out)
+        return lambda t: out.addcmul_(x, y, value=numbers[t])
+    return lambda t: torch.addcmul(base, x, y, value=numbers[t], out=out)
