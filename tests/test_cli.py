@@ -131,7 +131,9 @@ def test_an_interrupted_walk_is_written_too(tmp_path, monkeypatch, capsys):
         add(self, *sizes)
 
     monkeypatch.setattr(Recorder, "add", interrupted)
-    assert run(["validate", "--optimizer", "lion", "--steps", "1000", "--neurons", "4", "--fan-in", "4"]) == INTERNAL
+    assert (
+        run(["validate", "--optimizer", "lion", "--steps", "1000", "--neurons", "4", "--fan-in", "4", "--engine", "reference"]) == INTERNAL
+    )
     assert "interrupted at step 251 of 1000" in capsys.readouterr().err
     rows = (tmp_path / "rwsim-validate" / "walk.csv").read_text().splitlines()
     assert all("(ended early)" in row for row in rows[1:])
