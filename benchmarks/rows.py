@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ _HOST = 1 << 28
 
 def _engine(name: str, job: Job, device: torch.device) -> Walker:
     # Not `simulate.run`, which takes all GPUs: one device is measured here.
-    walk = resolve_engine(name, job, device)
+    walk = resolve_engine(name, job, device).walk
     return lambda steps: walk(replace(job, steps=steps), device)
 
 
@@ -112,21 +112,22 @@ def paper_figure(device: torch.device, engine: str, steps: int, seed: int) -> tu
         for name, scale, hyper in PAPER_CASES[:4]
     ]
 
-    walks = [resolve_engine(engine, job, device) for job in jobs]
+    engines = [resolve_engine(engine, job, device) for job in jobs]
+    abreast = 1 if any(module.ALONE for module in engines) else min(cpu_cores(), len(jobs))
 
-    def traced(walk: Callable[..., Walk], job: Job) -> dict[str, np.ndarray]:
-        walked = walk(job, device)
+    def traced(module: ModuleType, job: Job) -> dict[str, np.ndarray]:
+        walked = module.walk(job, device)
         return {quantity: walked.trace(quantity) for quantity in QUANTITIES}
 
     def figure(length: int) -> None:
-        with ThreadPoolExecutor(min(cpu_cores(), len(jobs))) as pool:
-            list(pool.map(traced, walks, [replace(job, steps=length) for job in jobs]))
+        with ThreadPoolExecutor(abreast) as pool:
+            list(pool.map(traced, engines, [replace(job, steps=length) for job in jobs]))
 
     with single_threaded():
         timing = Timing(lambda: figure, device, first=min(steps, 2 * jobs[0].window))
         timing.steps = steps
         repeat_in_turn([timing])
-    return [walk.__module__.rpartition(".")[2] for walk in walks], timing
+    return [module.__name__.rpartition(".")[2] for module in engines], timing
 
 
 def compare_gpus(job: Job, seconds: float, steps: int | None) -> tuple[int, Timing, Timing, bool]:

@@ -178,11 +178,12 @@ def validate(
     settings = Settings.checked(**{k: v for k, v in options.items()})
     cases = choose_cases(chosen, hyper)
     device = resolve_device(settings.device)
+    engines = []
     for rule, scale in cases:  # refuse before the first walk, not after the third
         if rule.values.lr == 0 or rule.values.weight_decay == 0:
             name = "lr" if rule.values.lr == 0 else "weight_decay"
             raise NoEquilibrium(f"`{name}` is 0: {rule.name} then has no equilibrium to validate; give a positive value.")
-        resolve_engine(settings.engine, _job(rule, _layer(settings, settings.loss_scale or scale), 1, settings), device)
+        engines.append(resolve_engine(settings.engine, _job(rule, _layer(settings, settings.loss_scale or scale), 1, settings), device))
     result = Validation(settings)
     stop = threading.Event()
 
@@ -204,7 +205,8 @@ def validate(
             done(result.cases[-1])
 
     running: list[tuple[Case, Future[Walk]]] = []
-    with _single_threaded_torch(), ThreadPoolExecutor(min(os.cpu_count() or 1, len(cases))) as pool:
+    abreast = 1 if any(engine.ALONE for engine in engines) else min(os.cpu_count() or 1, len(cases))
+    with _single_threaded_torch(), ThreadPoolExecutor(abreast) as pool:
         try:
             for rule, scale in cases:
                 case = prepare(rule, settings, settings.loss_scale or scale)
@@ -273,8 +275,8 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
         obstacle = f"not in equilibrium: theory asks for a burn-in longer than {settings.steps} steps"
     layers = settings.layers
     if layers is None:
-        # As many copies of the layer as make up for the steps that burn-in takes away.
-        layers = min(_MAX_LAYERS, math.ceil(settings.steps / (settings.steps - (burn_in or 0))))
+        # As many copies of the layer as make up for the steps that burn-in takes away, to the nearest whole.
+        layers = min(_MAX_LAYERS, round(settings.steps / (settings.steps - (burn_in or 0))))
     return Case(rule, layer, layers, prediction, coming, burn_in, obstacle)
 
 

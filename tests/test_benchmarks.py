@@ -136,7 +136,7 @@ def test_ctrl_c_is_not_a_row(capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rows, "resolve_engine", lambda *_: interrupted)
+    monkeypatch.setattr(rows, "resolve_engine", lambda *_: SimpleNamespace(walk=interrupted))
     assert main([*SMALL, "--rows", "reference"]) == 3
     assert capsys.readouterr().err == "benchmarks: error: interrupted\n"
 

@@ -61,7 +61,8 @@ BAD_USAGE = {
     "--margin 0": "`margin`",
     "--seed -1": "`seed`",
     "--loss-scale nan": "`loss_scale`",
-    "--engine fused": "fused is not there yet",
+    "--engine fused": "`engine` fused does not carry device cpu; use engine reference or blocked",
+    "--engine blocked --gradient faithful": "`engine` blocked does not carry the faithful gradient; use engine reference",
     "--gradient odd": "marginal",
     "--betas 0.9": "betas",
     "--bogus 3": "--bogus",
@@ -73,7 +74,8 @@ BAD_USAGE = {
 
 
 @pytest.mark.parametrize("arguments", BAD_USAGE)
-def test_bad_usage_is_one_line_and_exit_two(arguments, tmp_path, capsys):
+def test_bad_usage_is_one_line_and_exit_two(arguments, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # a user's machine: no interpreter
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     assert run(["validate", *arguments.split()]) == USAGE

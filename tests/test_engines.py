@@ -166,7 +166,8 @@ def assert_same_law(engine: ModuleType, job: Job, catch: float, device: torch.de
     """Ensemble means of time means agree within Z errors, and an error of `catch` would be seen."""
     ours, theirs = engine.walk(job, device_of(engine)), reference.walk(job, device)
     for name in ("norm_sq", "angle", "update_sq", "unit_grad_sq"):
-        pair = [getattr(walk, name)[:, 0].mean(0).reshape(job.layers, job.layer.neurons) for walk in (ours, theirs)]
+        # Past the first windows: an update over the root of one or two squares has no variance.
+        pair = [getattr(walk, name)[2:, 0].mean(0).reshape(job.layers, job.layer.neurons) for walk in (ours, theirs)]
         if job.layers > 1:  # what a neuron's gamma_out does to it is no noise: both engines walk the same
             level = (pair[0].mean(0) + pair[1].mean(0)) / 2
             pair = [values / level for values in pair]
@@ -191,7 +192,7 @@ def test_law_of_the_reference(engine, name, gradient, monkeypatch):
     """A few rules here; every rule and gradient to 0.3 % in the gpu and slow tests."""
     if not GPU:  # one wide program: the interpreter is slow by the operation
         monkeypatch.setattr(fused.Shape, "of", classmethod(lambda cls, fan_in: cls(4, 2048, 8)))
-    job = Job((law_rule(name, gradient),), Layer.draw(16, 2048, gamma="uniform"), 60, gradient)
+    job = Job((law_rule(name, gradient),), Layer.draw(16, 2048, gamma="uniform"), 60, gradient, window=10)
     assert_same_law(engine, job, 0.05, device_of(engine))
 
 
@@ -200,5 +201,5 @@ def test_law_of_the_reference(engine, name, gradient, monkeypatch):
 @pytest.mark.parametrize("gradient", ["marginal", "gaussian", "faithful"])
 @pytest.mark.parametrize("name", RULES)
 def test_law_of_the_reference_to_a_third_of_a_percent(name, gradient):
-    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=6144)
+    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=6144, window=20)
     assert_same_law(fused, job, 0.003, torch.device("cuda"))

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -44,6 +45,8 @@ _BLOCK, _BLOCKS = 8192, 8
 _SMALL = 3e7
 _SERIES = 7
 _CPU = torch.device("cpu")
+
+ALONE = True
 
 
 def lacks(job: Job, device: torch.device) -> str:
@@ -416,7 +419,15 @@ def _processes(job: Job) -> int:
 def _serve(state: _State, lock: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which then says stop
     torch.set_num_threads(1)
-    _Worker(state).run(lock, lambda: None)
+    status = 1
+    try:
+        _Worker(state).run(lock, lambda: None)
+        status = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        # Not through Python's own shutdown: forked from a pool's thread it would wait for that thread, which it is.
+        os._exit(status)
 
 
 def _run(state: _State, processes: int, report: Callable[[], object]) -> None:

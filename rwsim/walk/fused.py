@@ -42,6 +42,8 @@ _SPAN = 128
 _ROWS_A_DEVICE = 4096
 # Compiling is not safe in several threads at once.
 _launching = threading.Lock()
+# Walks of the faithful system are taken one at a time: a graph is captured best while nobody else does.
+_faithful = threading.Lock()
 # Largest normal that the kernel draws, and the end of the polynomial's interval.
 _REACH = 6.8
 
@@ -49,6 +51,9 @@ _REACH = 6.8
 def interpreted() -> bool:
     """Whether Triton runs in its interpreter, on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+ALONE = False
 
 
 def lacks(job: Job, device: torch.device) -> str:
@@ -186,7 +191,7 @@ def _streams(device: torch.device) -> Iterator[torch.cuda.Stream]:
 
 
 @lru_cache
-def _reading(device: torch.device) -> torch.cuda.Stream:
+def _side_stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
@@ -353,8 +358,8 @@ class _Part:
     def _capture(self, varying: Tensor) -> None:
         self.table = torch.empty_like(varying[:, : self.span], memory_format=torch.contiguous_format)
         graph = torch.cuda.CUDAGraph()
-        # Other threads may go on allocating.
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
+        # On a stream that nobody else queues to; other threads may go on with theirs.
+        with torch.cuda.graph(graph, stream=_side_stream(self.device, "capture"), capture_error_mode="thread_local"):
             self.each = self._faithful_steps(self.span, self.table, None, 0)
         self.graph = graph
 
@@ -410,10 +415,13 @@ class Launch:
         if self.event is None:
             finite, means = torch.isfinite(self.means).all(), self.means
         else:  # past the next launch, which is queued already
-            stream = _reading(part.device)
+            stream = _side_stream(part.device, "read")
+            means = torch.empty(self.means.shape, dtype=self.means.dtype, pin_memory=True)  # pageable memory comes at a tenth of the speed
             with torch.cuda.device(part.device), torch.cuda.stream(stream):
                 stream.wait_event(self.event)
-                finite, means = torch.isfinite(self.means).all(), self.means.cpu()
+                finite = torch.isfinite(self.means).all()
+                means.copy_(self.means, non_blocking=True)
+                stream.synchronize()
         # Torch copies and widens on all cores.
         rows, configs = part.job.rows, part.configs
         if list(configs) == list(range(configs[0], configs[0] + len(configs))):
@@ -470,7 +478,16 @@ def walk(
         WalkDiverged: NaN or Inf; the step is the first of the window that shows it, the walk ends before that window.
         WalkInterrupted: Ctrl-C, with the walk so far.
     """
-    parts = _parts(job, devices or visible(device), start)
+    if job.gradient == "faithful":
+        with _faithful:
+            return _walk(job, devices or visible(device), progress, noise, start)
+    return _walk(job, devices or visible(device), progress, noise, start)
+
+
+def _walk(
+    job: Job, devices: Sequence[torch.device], progress: Callable[[int], None] | None, noise: Noise | None, start: Tensor | None
+) -> Walk:
+    parts = _parts(job, devices, start)
     launch_steps = _LAUNCH / max(part.rows for part in parts) / (job.layer.fan_in / 128)
     launch_steps = min(launch_steps, _TABLE / max(1, *(part.table_width for part in parts)))
     if job.gradient == "faithful":

@@ -141,6 +141,9 @@ class _Config:
         recorder.add(self.config, new, new - old, self.part(grad, step, old, new, recording.tape, hyper), grad)
 
 
+ALONE = False
+
+
 def lacks(job: Job, device: torch.device) -> str:
     """What of a job this engine does not carry: nothing."""
     return ""

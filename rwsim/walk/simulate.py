@@ -21,7 +21,8 @@ from rwsim.walk.measure import QUANTITIES, Walk
 from rwsim.walk.system import Layer
 
 # Engine -> its module, loaded when needed, and the device on which `auto` tries it before the reference engine. Each has
-# `walk(job, device, progress=None)` and `lacks(job, device)`: what of the job it does not carry, or nothing.
+# `walk(job, device, progress=None)`; `lacks(job, device)`: what of the job it does not carry, or nothing; and ALONE:
+# whether a walk keeps the whole machine busy, so that walks are better taken one after the other.
 ENGINES = {
     "reference": ("rwsim.walk.reference", ""),
     "blocked": ("rwsim.walk.blocked", "cpu"),
@@ -40,30 +41,22 @@ def resolve_device(device: str) -> torch.device:
     return torch.device("cuda" if device == "cuda" else "cpu")
 
 
-def _load(engine: str) -> ModuleType | None:
-    module = ENGINES[engine][0]
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        return None
+def _load(engine: str) -> ModuleType:
+    return importlib.import_module(ENGINES[engine][0])
 
 
-def resolve_engine(engine: str, job: Job, device: torch.device) -> Callable[..., Walk]:
-    """The walk function of that engine; ``auto`` takes the fast engine of the device if it carries the job."""
+def resolve_engine(engine: str, job: Job, device: torch.device) -> ModuleType:
+    """The module of that engine; ``auto`` takes the fast engine of the device if it carries the job."""
     if engine not in ("auto", *ENGINES):
         raise InvalidArgument("engine", f"must be one of auto, {', '.join(ENGINES)}", engine)
     if engine == "auto":
         fast = [name for name, (_, kind) in ENGINES.items() if kind == device.type]
-        return next(module.walk for module in map(_load, (*fast, "reference")) if module and not module.lacks(job, device))
+        return next(module for module in map(_load, (*fast, "reference")) if not module.lacks(job, device))
     module = _load(engine)
-    missing = module.lacks(job, device) if module else ""
-    if module is None or missing:
-        others = [name for name in ENGINES if name != engine and (other := _load(name)) and not other.lacks(job, device)]
-        trouble = f"does not carry {missing}" if module else "is not there yet"
-        raise Unavailable(f"`engine` {engine} {trouble}; use engine {' or '.join(others)}.")
-    return module.walk
+    if missing := module.lacks(job, device):
+        others = [name for name in ENGINES if name != engine and not _load(name).lacks(job, device)]
+        raise Unavailable(f"`engine` {engine} does not carry {missing}; use engine {' or '.join(others)}.")
+    return module
 
 
 def run(job: Job, *, device: str = "auto", engine: str = "auto", progress: Callable[[int], None] | None = None) -> Walk:
@@ -82,7 +75,7 @@ def run(job: Job, *, device: str = "auto", engine: str = "auto", progress: Calla
         WalkInterrupted: Ctrl-C, with the walk so far.
     """
     target = resolve_device(device)
-    return resolve_engine(engine, job, target)(job, target, progress=progress)
+    return resolve_engine(engine, job, target).walk(job, target, progress=progress)
 
 
 @dataclass(frozen=True)
