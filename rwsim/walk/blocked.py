@@ -36,6 +36,8 @@ Noise = Callable[[int, int], tuple[Tensor, Tensor]]
 
 # Steps of a chunk, which has its own random numbers: seeding and planning cost as much as a step or two.
 _CHUNK = 4 * PERIOD
+# Steps whose statistics are worked out together; fixed, since it sets the order of summation.
+_PIECE = 16
 # Coordinates of a block, about, and blocks of a group at most. Where an array has left the second cache, calls on it are slower by
 # less than the number of calls saves.
 _BLOCK, _BLOCKS = 8192, 8
@@ -265,7 +267,7 @@ class _Worker:
         The weights are `before` times `param`.
         """
         (grad, numbers), (param_tensor, weight) = room.grad, param
-        factor = np.repeat(before, len(weight) // before.shape[1], axis=1)
+        factor = np.repeat(before, len(weight) // before.shape[1], axis=1).astype(weight.dtype)
         # gamma_out L / factor, rows of steps.
         shares = np.empty_like(factor, dtype=weight.dtype)
         draw = self._drawn(part, room, factor, shares, generators) if generators else self._given(part, chunk, room, factor, shares)
@@ -273,7 +275,7 @@ class _Worker:
         norms, grads = list(sizes[:, NORM]), list(sizes[:, GRAD])
         along, norm, share = room.rows
         along_column, share_column = (torch.from_numpy(row)[:, None] for row in (along, share))
-        radial = (self.job.radial * torch.from_numpy(factor)).to(grad.dtype)[:, :, None].unbind(0) if self.job.radial else ()
+        radial = (self.job.radial * torch.from_numpy(factor))[:, :, None].unbind(0) if self.job.radial else ()
         marginal, even, gamma, gamma_sq = self.marginal, self.even, self.gamma_in, self.gamma_sq
         vecdot, divide, sqrt, multiply = np.vecdot, np.divide, np.sqrt, torch.mul
 
@@ -310,10 +312,10 @@ class _Worker:
         ]
         normals = [room.grad.tensor[offset + low : offset + high] for offset, low, high in spans]
         if self.marginal:
-            for (offset, low, high), generator in zip(spans, generators, strict=True):
-                rows, scale = slice(offset + low, offset + high), self.gamma_out[part.first + low : part.first + high]
-                lengths = self._draw_lengths(high - low, generator)[: len(factor)].numpy()
-                np.multiply(scale / factor[:, rows], lengths, shares[:, rows], casting="same_kind")
+            scale = np.tile(self.gamma_out[part.first : part.first + part.rows], part.configs).astype(shares.dtype)
+            self._draw_lengths([high - low for _, low, high in spans], generators, torch.from_numpy(shares))
+            shares *= scale
+            shares /= factor
         pairs = list(zip(normals, generators, strict=True))
 
         def draw(t: int) -> None:
@@ -322,14 +324,17 @@ class _Worker:
 
         return draw
 
-    def _draw_lengths(self, rows: int, generator: torch.Generator) -> Tensor:
-        """sqrt(B chi2_{B-2} / chi2_{B-1}) of a chunk's steps."""
-        *rest, last = self.polynomial
-        normals = torch.empty(_CHUNK, rows, dtype=self.job.dtype).normal_(generator=generator)
-        value = torch.add(rest.pop(), normals, alpha=float(last))
-        while rest:
-            torch.addcmul(rest.pop(), value, normals, out=value)
-        return value.exp_()
+    def _draw_lengths(self, rows: list[int], generators: list[torch.Generator], out: Tensor) -> None:
+        """sqrt(B chi2_{B-2} / chi2_{B-1}) of a chunk's steps, (steps, rows), each block from its own generator."""
+        blocks = [torch.empty(_CHUNK, n, dtype=self.job.dtype).normal_(generator=g) for n, g in zip(rows, generators, strict=True)]
+        *rest, second, last = self.polynomial
+        # A few steps at a time, for the cache.
+        for low in range(0, len(out), _PIECE):
+            normals, value = torch.cat([block[low : low + _PIECE] for block in blocks], 1)[: len(out) - low], out[low : low + _PIECE]
+            torch.add(second, normals, alpha=float(last), out=value)
+            for coefficient in reversed(rest):
+                torch.addcmul(coefficient, value, normals, out=value)
+            value.exp_()
 
     def _given(self, part: Group, chunk: int, room: "_Room", factor: np.ndarray, shares: np.ndarray) -> Callable[[int], object]:
         """The same with given numbers."""
@@ -348,30 +353,34 @@ class _Worker:
         """Add a chunk's steps to the means of their windows; note the first that is not finite in the walk's precision."""
         state, window = self.state, self.job.window
         config, configs, first, each = part
-        norm, root = room.norms[:, : steps + 1]
-        values = room.values[:, :steps]
-        after, angle, angle_sq, share, relative, distance, grad = values
-        plan.squares(norm, distance, share)
-        after[:] = norm[1:]
-        np.divide(distance, norm[:-1], out=relative)
-        sizes = room.sizes[:steps, GRAD].numpy()
-        np.multiply(sizes, norm[:-1], out=grad)
-        np.sqrt(norm, out=root)
-        rotation_angles(root, distance, angle, angle_sq)
-        at, sound = 0, True
+        norms, roots = room.norms
+        at = 0
         while at < steps:
+            # Some steps of one window at a time, few enough for the cache.
             index = (begin + at) // window
-            end = min(steps, (index + 1) * window - begin)
-            sums = np.add.reduce(values[:, at:end], axis=1, dtype=np.float64)
+            count = min(_PIECE - at % _PIECE, steps - at, (index + 1) * window - begin - at)
+            norm, root, values, sizes = (
+                norms[: count + 1],
+                roots[: count + 1],
+                room.values[:, :count],
+                room.sizes[at : at + count, GRAD].numpy(),
+            )
+            after, angle, angle_sq, share, relative, distance, grad = values
+            plan.squares(at, norm, distance, share)
+            after[:] = norm[1:]
+            np.divide(distance, norm[:-1], out=relative)
+            np.multiply(sizes, norm[:-1], out=grad)
+            np.sqrt(norm, out=root)
+            rotation_angles(root, distance, angle, angle_sq)
+            sums = np.add.reduce(values, axis=1, dtype=np.float64)
             means = (sums / state.lengths[index]).reshape(_SERIES, configs, each)
             state.series[index, :, config : config + configs, first : first + each] += means
-            sound = sound and bool(np.isfinite(sums).all())
-            at = end
-        if not sound:
-            finite = np.isfinite(np.stack([after, distance, share, sizes])).all(0).reshape(steps, configs, each).all(2)
-            for i, fine in enumerate(finite.T):
-                if not (fine.all() or state.bad[group, config + i]):
-                    state.bad[group, config + i] = begin + 1 + int(np.argmin(fine))
+            if not np.isfinite(sums).all():
+                finite = np.isfinite(np.stack([after, distance, share, sizes])).all(0).reshape(count, configs, each).all(2)
+                for i, fine in enumerate(finite.T):
+                    if not (fine.all() or state.bad[group, config + i]):
+                        state.bad[group, config + i] = begin + at + 1 + int(np.argmin(fine))
+            at += count
 
 
 class _Room:
@@ -383,8 +392,8 @@ class _Room:
         self.grad = Array.of(torch.empty(shape, dtype=job.dtype))
         self.rows = tuple(torch.empty(3, rows, dtype=job.dtype).numpy())
         self.sizes = torch.zeros(_CHUNK + 1, 5, rows, dtype=job.dtype)
-        self.norms = torch.empty(2, _CHUNK + 1, rows, dtype=job.dtype).numpy()
-        self.values = torch.empty(_SERIES, _CHUNK, rows, dtype=job.dtype).numpy()
+        self.norms = torch.empty(2, _PIECE + 1, rows, dtype=job.dtype).numpy()
+        self.values = torch.empty(_SERIES, _PIECE, rows, dtype=job.dtype).numpy()
 
 
 def rotation_angles(norms: np.ndarray, distance_sq: np.ndarray, angle: np.ndarray, angle_sq: np.ndarray) -> None:
@@ -393,8 +402,10 @@ def rotation_angles(norms: np.ndarray, distance_sq: np.ndarray, angle: np.ndarra
     np.multiply(angle, angle, out=angle)
     np.subtract(distance_sq, angle, out=angle)
     np.multiply(norms[1:], norms[:-1], out=angle_sq)
-    chord_sq = torch.from_numpy(np.divide(angle, angle_sq, out=angle))
-    chord_sq.clamp_(0, 4).sqrt_().mul_(0.5).asin_().mul_(2)
+    np.divide(angle, angle_sq, out=angle)
+    np.multiply(angle, 0.25, out=angle)
+    torch.from_numpy(angle).clamp_(0, 1).sqrt_().asin_()
+    np.multiply(angle, 2.0, out=angle)
     np.multiply(angle, angle, out=angle_sq)
 
 

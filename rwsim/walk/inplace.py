@@ -7,6 +7,7 @@ So the decay of a buffer or of the weights, x' = k x + ..., is a scale that shri
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +19,8 @@ from rwsim.walk.program import Program
 # Rows of the sizes of one step: <w, w> before it, <g, g>, <d, d> and <w, d> of the move d, <p, p> of the gradient's share p.
 NORM, GRAD, MOVE, CROSS, PART = range(5)
 # Scales begin anew after so many steps.
-PERIOD = 64
-# Decays that are kept as scales: after a period 0.89 has left 6e-4, far from the ends of float32.
+PERIOD = 128
+# Decays that are kept as scales: after a period 0.89 has left 3e-7, far from the ends of float32.
 _SLOW = (0.89, 1.0)
 # Largest factor between the terms of a sum whose first is taken with factor 1.
 _SPREAD = 1e6
@@ -41,8 +42,8 @@ class Array(NamedTuple):
 # A float, or an array of shape (steps, 1), or (steps, configs) where the configs walked together differ.
 Coefficient = Any
 Call = Callable[[int], object]
-# Of each step: a number, or a column of shape (rows, 1).
-Values = list[float] | list[Array]
+# Of each step: a number, or a column, then shape (steps, rows, 1).
+Values = list[float] | Tensor
 
 
 class Uneven(Exception):
@@ -355,7 +356,7 @@ class Plan:
         values = self._spread(c)
         if (values == values[:, :1]).all():
             return values[:, 0].tolist()
-        return [Array.of(column) for column in self._by_row(values)[:, :, None].unbind(0)]
+        return self._by_row(values)[:, :, None]
 
     def _by_row(self, values: np.ndarray) -> Tensor:
         """(steps, configs) to (steps, rows) in the walk's precision."""
@@ -470,8 +471,8 @@ class Plan:
             if (new.scale[step] != 1).any():
                 new.array.tensor.mul_(self._by_row(new.scale[step : step + 1]).T)
 
-    def squares(self, norm: np.ndarray, distance: np.ndarray, part: np.ndarray) -> None:
-        """What the sizes say of the first steps.
+    def squares(self, first: int, norm: np.ndarray, distance: np.ndarray, part: np.ndarray) -> None:
+        """What the sizes say of some steps from `first` on.
 
         Args:
             norm: Filled with ||w||^2 before each step and after the last, (steps + 1, rows).
@@ -479,30 +480,42 @@ class Plan:
             part: Filled with ||Delta_g w||^2, (steps, rows).
         """
         steps = len(distance)
-        sizes = self.sizes.numpy()
-
-        def column(scale: Coefficient) -> np.ndarray:
-            values = self._spread(scale)[:steps]
-            return self._by_row(values).numpy() if values.shape[1] > 1 else values.astype(sizes.dtype)
-
-        # After a period's last step the arrays have been restored.
-        final = np.ones_like(self.before[:1]) if steps % PERIOD == 0 else self._spread(self.param.scale)[steps - 1 : steps]
-        np.multiply(sizes[:steps, NORM], column(self.before**2), out=norm[:steps])
-        np.multiply(sizes[steps, NORM], self._by_row(final**2)[0].numpy(), out=norm[steps])
-        if self.part is None:
+        sizes = self.sizes.numpy()[first : first + steps + 1]
+        norms, *others = self.factors
+        part_sq, move_sq, shrink_sq, crossed = (None if other is None else other[first : first + steps] for other in others)
+        np.multiply(sizes[:, NORM], norms[first : first + steps + 1], out=norm)
+        if part_sq is None:
             part[:] = 0.0
         else:
-            scale = self.part[0] * self.part[1].scale
-            np.multiply(sizes[:steps, MOVE if self.shared else PART], column(scale**2), out=part)
-        if self.move is None:
+            np.multiply(sizes[:steps, MOVE if self.shared else PART], part_sq, out=part)
+        if move_sq is None:
             distance[:] = 0.0
         else:
-            scale = self.move[0] * self.move[1].scale
-            np.multiply(sizes[:steps, MOVE], column(scale**2), out=distance)
-        if (self.keep != 1).any():
-            distance += column((1 - self.keep) ** 2) * norm[:steps]
-            if self.move is not None:
-                distance -= column(2 * (1 - self.keep) * self.before * scale) * sizes[:steps, CROSS]
+            np.multiply(sizes[:steps, MOVE], move_sq, out=distance)
+        if shrink_sq is not None:
+            distance += shrink_sq * norm[:steps]
+        if crossed is not None:
+            distance -= crossed * sizes[:steps, CROSS]
+
+    @cached_property
+    def factors(self) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+        """Of the sizes: of <w, w>, <p, p>, <d, d>; (1 - k)^2; of <w, d>. Each (steps, 1) or (steps, rows); None for 0."""
+        # After a period's last step the arrays have been restored.
+        final = np.ones_like(self.before[:1]) if self.steps % PERIOD == 0 else self._spread(self.param.scale)[-1:]
+        shrink = 1 - self.keep
+        shrinks = bool(shrink.any())
+        moved = None if self.move is None else self.move[0] * self.move[1].scale
+        return (
+            self._column(np.concatenate([self.before, final]) ** 2),
+            None if self.part is None else self._column((self.part[0] * self.part[1].scale) ** 2),
+            None if moved is None else self._column(moved**2),
+            self._column(shrink**2) if shrinks else None,
+            self._column(2 * shrink * self.before * moved) if shrinks and moved is not None else None,
+        )
+
+    def _column(self, scale: Coefficient) -> np.ndarray:
+        values = self._spread(scale)
+        return self._by_row(values).numpy() if values.shape[1] > 1 else values.astype(self.sizes.numpy().dtype)
 
     def _spread(self, c: Coefficient) -> np.ndarray:
         """As an array."""
@@ -521,7 +534,7 @@ def _numpy(function: Callable[..., object], *arrays: np.ndarray) -> Call:
 
 
 def _scalar(function: Callable[..., object], a: np.ndarray, values: Values, out: np.ndarray) -> Call:
-    numbers = [value.numpy if isinstance(value, Array) else value for value in values]
+    numbers = list(values.numpy()) if isinstance(values, Tensor) else values
     return lambda t: function(a, numbers[t], out)
 
 
@@ -534,7 +547,7 @@ def _copy(source: np.ndarray, to: np.ndarray) -> Call:
 
 
 def _fill(values: Values, out: np.ndarray) -> Call:
-    numbers = [value.numpy if isinstance(value, Array) else value for value in values]
+    numbers = list(values.numpy()) if isinstance(values, Tensor) else values
     return lambda t: np.copyto(out, numbers[t])
 
 
@@ -545,8 +558,8 @@ def _vecdot(a: np.ndarray, b: np.ndarray, rows: list[np.ndarray]) -> Call:
 
 def _add(base: Tensor, y: Tensor, values: Values, out: Tensor) -> Call:
     """Both forms round alike, so a config's walk does not depend on its company."""
-    if isinstance(values[0], Array):
-        columns = [value.tensor for value in values if isinstance(value, Array)]
+    if isinstance(values, Tensor):
+        columns = values.unbind(0)
         if base is out:
             return lambda t: out.addcmul_(y, columns[t])
         return lambda t: torch.addcmul(base, y, columns[t], out=out)
@@ -556,9 +569,8 @@ def _add(base: Tensor, y: Tensor, values: Values, out: Tensor) -> Call:
 
 
 def _addcmul(base: Tensor, x: Tensor, y: Tensor, values: Values, out: Tensor) -> Call:
-    numbers = [value for value in values if not isinstance(value, Array)]
-    if len(numbers) < len(values):
+    if isinstance(values, Tensor):
         raise Uneven
     if base is out:
-        return lambda t: out.addcmul_(x, y, value=numbers[t])
-    return lambda t: torch.addcmul(base, x, y, value=numbers[t], out=out)
+        return lambda t: out.addcmul_(x, y, value=values[t])
+    return lambda t: torch.addcmul(base, x, y, value=values[t], out=out)
