@@ -191,24 +191,27 @@ def test_angles_in_place_are_those_of_the_recorder():
 RULE_PAIR = (AdamW(lr=1e-2, weight_decay=0.1), AdamW(lr=3e-3, weight_decay=1.0, betas=(0.8, 0.99)))
 
 
-@pytest.mark.parametrize("gradient", ["marginal", "gaussian"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_walk_depends_on_nothing_but_its_config(gradient, dtype):
+EVEN_PAIR = (RULE_PAIR[0], AdamW(lr=3e-3, weight_decay=1.0))
+
+
+@pytest.mark.parametrize("pair", [RULE_PAIR, EVEN_PAIR], ids=["apart", "abreast"])
+@pytest.mark.parametrize(("gradient", "dtype"), [("marginal", torch.float32), ("gaussian", torch.float32), ("marginal", torch.float64)])
+def test_a_walk_depends_on_nothing_but_its_config(gradient, dtype, pair):
     """Bitwise: company, order, number of processes and with it of rows in a group, length."""
-    wide = Layer.draw(100, 70, 8)
-    job = Job(RULE_PAIR, wide, 650, gradient, layers=3, window=50, dtype=dtype)
-    assert blocked.groups(job, 1) == [blocked.Group(0, 2, 0, 210)] and len(blocked.groups(job, 6)) == 6
+    wide = Layer.draw(100, 34, 8)
+    job = Job(pair, wide, 650, gradient, layers=3, window=50, dtype=dtype)
+    assert blocked.groups(job, 1) == [blocked.Group(0, 2, 0, 102)] and len(blocked.groups(job, 4)) == 4
     together = walk(job, CPU, processes=0)
-    for count in (1, 6):
+    for count in (1, 4):
         assert_same(walk(job, CPU, processes=count), together)
-    assert_same(walk(replace(job, rules=RULE_PAIR[::-1]), CPU), together, [1, 0])
+    assert_same(walk(replace(job, rules=pair[::-1]), CPU), together, [1, 0])
     for config in (0, 1):
-        assert_same(walk(replace(job, rules=RULE_PAIR[config : config + 1]), CPU), together, [config])
+        assert_same(walk(replace(job, rules=pair[config : config + 1]), CPU), together, [config])
     assert job.steps > blocked._CHUNK and job.steps % job.window == 0
     assert_same(walk(replace(job, steps=150), CPU), together)
     assert_same(walk(replace(job, steps=3 * blocked._CHUNK), CPU), together)
     again = walk(replace(job, replicates=(1, 0)), CPU)
-    assert_same(again, walk(replace(job, replicates=(1, 0), rules=RULE_PAIR), CPU, processes=2))
+    assert_same(again, walk(replace(job, replicates=(1, 0), rules=pair), CPU, processes=2))
     assert not np.array_equal(again.norm_sq[:, 0], together.norm_sq[:, 0]) and np.array_equal(again.norm_sq[:, 1], together.norm_sq[:, 1])
     halves = walk(replace(job, window=25), CPU).norm_sq
     np.testing.assert_allclose((halves[0] + halves[1]) / 2, together.norm_sq[0], rtol=1e-12)
@@ -309,6 +312,13 @@ def test_control_c_ends_every_process():
         assert run.wait(30) == 0
         with pytest.raises(ProcessLookupError):
             os.killpg(run.pid, 0)
+
+
+def test_a_walk_outlives_the_shell_that_started_it(monkeypatch):
+    parents = iter(range(1, 100))
+    monkeypatch.setattr(blocked.os, "getppid", lambda: next(parents))
+    job = Job(RULE_PAIR, layer(), 3 * blocked._CHUNK)
+    assert walk(job, CPU).steps == job.steps
 
 
 def test_what_it_lacks(monkeypatch):

@@ -2,8 +2,8 @@
 
 Rows are walked in groups small enough for the cache, each through a chunk of steps at a time; processes forked for the walk
 take (chunk, group) after (chunk, group). Threads would not do: a call takes some microseconds, and handing the interpreter
-over between calls takes longer than that. Random numbers belong to a block of rows and a chunk of steps, whoever draws them
-and in whatever company, so a config's walk is bitwise the same in any batch, order or number of processes.
+over between calls takes longer than that. Random numbers belong to a block of rows, whoever draws them and in whatever
+company, so a config's walk is bitwise the same in any batch, order or number of processes.
 """
 
 import mmap
@@ -34,7 +34,7 @@ from rwsim.walk.reference import seeded
 
 Noise = Callable[[int, int], tuple[Tensor, Tensor]]
 
-# Steps of a chunk, which has its own random numbers: seeding and planning cost as much as a step or two.
+# Steps of a chunk, which is planned anew: that costs as much as a few steps.
 _CHUNK = 4 * PERIOD
 # Steps whose statistics are worked out together; fixed, since it sets the order of summation.
 _PIECE = 16
@@ -103,7 +103,7 @@ class _State:
     """Everything that the processes of a walk share."""
 
     def __init__(self, job: Job, noise: Noise | None, start: Tensor | None, keys: tuple[int, ...], processes: int) -> None:
-        self.job, self.noise, self.keys = job, noise, keys
+        self.job, self.noise, self.keys, self.owner = job, noise, keys, os.getpid()
         self.groups = groups(job, processes)
         self.programs: dict[int, Program] = {config: program for program, configs in programs(job) for config in configs}
         shape = (job.configs, job.rows, job.layer.fan_in)
@@ -173,7 +173,7 @@ class _Worker:
 
     def run(self, lock: Any, after: Callable[[], object]) -> None:
         """Take tasks in order, all groups through one chunk before the next, until none is left."""
-        state, parent = self.state, os.getppid()
+        state = self.state
 
         def ready(group: int, chunk: int) -> bool:
             with lock:
@@ -191,7 +191,7 @@ class _Worker:
                     if state.stop[0] or state.sound <= chunk * _CHUNK:
                         return
                     time.sleep(1e-4)
-                if state.stop[0] or os.getppid() != parent:
+                if state.stop[0] or state.owner not in (os.getpid(), os.getppid()):
                     return
                 self.take(group, chunk)
                 with lock:
@@ -269,7 +269,7 @@ class _Worker:
         (grad, numbers), (param_tensor, weight) = room.grad, param
         factor = np.repeat(before, len(weight) // before.shape[1], axis=1).astype(weight.dtype)
         # gamma_out L / factor, rows of steps.
-        shares = np.empty_like(factor, dtype=weight.dtype)
+        shares = np.empty_like(factor)
         draw = self._drawn(part, room, factor, shares, generators) if generators else self._given(part, chunk, room, factor, shares)
         sizes, (scaled, scaled_numbers) = room.sizes.numpy(), (scratch := room.pool.take())
         norms, grads = list(sizes[:, NORM]), list(sizes[:, GRAD])

@@ -55,10 +55,18 @@ class Pool:
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.shape, self.dtype = shape, dtype
+        self.made: list[Array] = []
         self.free: list[Array] = []
 
+    def clear(self) -> None:
+        """Take back what was taken, and nothing that was only given."""
+        self.free = list(self.made)
+
     def take(self) -> Array:
-        return self.free.pop() if self.free else Array.of(torch.empty(self.shape, dtype=self.dtype))
+        if not self.free:
+            self.made.append(Array.of(torch.empty(self.shape, dtype=self.dtype)))
+            return self.made[-1]
+        return self.free.pop()
 
     def give(self, array: Array) -> None:
         self.free.append(array)
@@ -113,7 +121,7 @@ class Plan:
         param: The weights, overwritten.
         grad: Where the gradient of a step lies; scratch after its last use.
         buffers: The program's buffers, overwritten.
-        pool: Scratch of the same shape.
+        pool: Scratch of the same shape, free again between steps.
         sizes: Shape (steps + 1, 5, rows); `NORM` and `GRAD` are left to the caller.
 
     Attributes:
@@ -128,6 +136,7 @@ class Plan:
         self, program: Program, coefficients: Sequence[Coefficient], steps: int, param: Array, grad: Array, buffers: Sequence[Array],
         pool: Pool, sizes: Tensor,
     ) -> None:  # fmt: skip
+        pool.clear()
         self.steps, self.pool, self.sizes = steps, pool, sizes
         self.rows = len(param.numpy)
         self.calls: list[Call] = []
@@ -153,8 +162,8 @@ class Plan:
                 read.readers += 1
         for root in roots:
             self._place(root)
-        # The gradient's array has become scratch; it is none of the next plan's.
-        pool.free = [array for array in pool.free if array is not grad]
+        # The gradient's array has become scratch of this plan's own.
+        pool.clear()
 
     # What is computed
 
