@@ -7,7 +7,7 @@ On CUDA, counted in issue slots: one instruction of one lane. Per element-step o
 - uniform: conversion to float, scale and shift: 2 slots.
 - Box-Muller, per pair: log, root, sine, cosine on the special unit and 5 multiplications: 4.5 slots.
 - gradient: gamma_in w, its product with the noise, its square, projection (2), gamma_in: 6 slots. Nothing for ``gaussian``;
-  ``faithful``, which the kernel does not have, is given the marginal count.
+  ``faithful`` is given the marginal count too: its inputs and two matrix products are not counted.
 - update and Delta_g w: the rule's program (`rwsim.walk.program`): the larger of its additions and its multiplications,
   which can share a slot, plus roots and signs.
 - statistics: w' - w, and the squares of w', w' - w, Delta_g w and g: 5 slots.
@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import single_threaded
 from rwsim.walk.job import Job
 from rwsim.walk.program import programs
+from rwsim.walk.simulate import single_threaded
 
 _LANES, _SPECIAL_LANES = 128, 16
 _RANDOM = 7 + 2 + 4.5

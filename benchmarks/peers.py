@@ -6,7 +6,7 @@ gradients are faithful: inputs, batch norm and backpropagation. Three forms of o
 - ``loop``: plain torch, the optimizer's fused step.
 - ``captured``: the same step as one CUDA graph, fresh random numbers on every replay.
 - ``compiled``: the same step under torch.compile, its random numbers drawn before it; the optimizer's foreach step, which
-  the compiler fuses itself. On CUDA in mode reduce-overhead. torch breaks the graph at `backward`.
+  the compiler fuses itself. torch breaks the graph at `backward`; mode reduce-overhead fails there on CUDA.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -11,14 +11,14 @@ import torch
 
 from benchmarks import peers
 from benchmarks.floor import Floor, cpu_cores
-from benchmarks.timing import Timing, Walker, repeat_in_turn, single_threaded
+from benchmarks.timing import Timing, Walker, repeat_in_turn
 from rwsim.config import PAPER_CASES
 from rwsim.errors import Unavailable, WalkDiverged
 from rwsim.optimizers import find_rule
 from rwsim.walk import fused
 from rwsim.walk.job import Job
 from rwsim.walk.measure import QUANTITIES, Walk
-from rwsim.walk.simulate import ENGINES, resolve_engine
+from rwsim.walk.simulate import ENGINES, resolve_engine, single_threaded
 from rwsim.walk.system import Layer
 
 # Bytes that the statistics of one walk may take on the host.

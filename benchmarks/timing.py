@@ -3,8 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -78,14 +77,3 @@ def repeat_in_turn(timings: Iterable[Timing]) -> None:
     for _ in range(REPEATS):
         for timing in every:
             timing.repeat()
-
-
-@contextmanager
-def single_threaded() -> Iterator[None]:
-    """torch works in the calling thread alone."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -34,7 +34,7 @@ def summed(expr):
         index, first, last = total.limits[0]
         try:
             return sp.Add(*(geometric(term, index, first, last) for term in sp.Add.make_args(sp.expand(total.function))))
-        except NotImplementedError:
+        except NotImplementedError:  # not geometric: left to sympy, as said
             return total
 
     return expr.replace(lambda e: isinstance(e, sp.Sum) and len(e.limits) == 1, one)

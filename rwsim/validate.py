@@ -9,9 +9,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from rwsim.theory.noise import ToySystem
 from rwsim.theory.transient import Approach, approach
 from rwsim.walk.job import Job
 from rwsim.walk.measure import QUANTITIES, Walk
-from rwsim.walk.simulate import resolve_device, resolve_engine, run
+from rwsim.walk.simulate import resolve_device, resolve_engine, run, single_threaded
 from rwsim.walk.system import Layer
 
 # Share of the margin that the transient left in ||w||^2 may take up on average: a tenth of it in the norm.
@@ -206,7 +206,7 @@ def validate(
 
     running: list[tuple[Case, Future[Walk]]] = []
     abreast = 1 if any(engine.ALONE for engine in engines) else min(os.cpu_count() or 1, len(cases))
-    with _single_threaded_torch(), ThreadPoolExecutor(abreast) as pool:
+    with single_threaded(), ThreadPoolExecutor(abreast) as pool:
         try:
             for rule, scale in cases:
                 case = prepare(rule, settings, settings.loss_scale or scale)
@@ -230,19 +230,6 @@ def validate(
             stop.set()  # on any other error too, so that the pool does not walk on to the end
     result.seconds = time.monotonic() - began
     return result
-
-
-@contextmanager
-def _single_threaded_torch() -> Iterator[None]:
-    """Walks run side by side, a thread each: torch's own threads would only get in each other's way."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _layer(settings: Settings, loss_scale: float) -> Layer:

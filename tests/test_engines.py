@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from rwsim.errors import Unavailable, WalkDiverged, WalkInterrupted
+from rwsim.errors import InvalidArgument, Unavailable, WalkDiverged, WalkInterrupted
 from rwsim.optimizers import RULES, AdamW, UpdateRule
 from rwsim.optimizers.sgdm import SGDM
-from rwsim.walk import fused, reference
+from rwsim.walk import blocked, fused, reference
 from rwsim.walk.job import Job
 from rwsim.walk.measure import Walk
 from rwsim.walk.simulate import resolve_engine
@@ -148,6 +148,12 @@ def test_interruption_keeps_the_walk(engine, monkeypatch):
     assert 8 <= caught.value.walk.steps < steps
 
 
+def test_a_start_of_another_shape_is_refused(engine):
+    job = Job((make(AdamW, eps=0.0),), Layer.draw(20, 3), 4)
+    with pytest.raises(InvalidArgument, match=r"`start` must have shape \(1, 3, 20\), got \(3, 20\)"):
+        engine.walk(job, device_of(engine), start=torch.zeros(3, 20))
+
+
 class _Rooting(UpdateRule):
     name, hyper = "rooting", {"lr": ..., "weight_decay": ...}
 
@@ -190,11 +196,29 @@ def law_rule(name: str, gradient: str) -> UpdateRule:
 
 @pytest.mark.parametrize(("name", "gradient"), [("adamw", "marginal"), ("sgdm", "gaussian"), ("lion", "marginal")])
 def test_law_of_the_reference(engine, name, gradient, monkeypatch):
-    """A few rules here; every rule and gradient to 0.3 % in the gpu and slow tests."""
+    """A few rules here; every rule and gradient to 0.3 % in the fused engine's gpu and the blocked one's slow tests."""
     if not GPU:  # one wide program: the interpreter is slow by the operation
         monkeypatch.setattr(fused.Shape, "of", classmethod(lambda cls, fan_in: cls(4, 2048, 8)))
     job = Job((law_rule(name, gradient),), Layer.draw(16, 2048, gamma="uniform"), 60, gradient, window=10)
     assert_same_law(engine, job, 0.05, device_of(engine))
+
+
+def test_another_law_is_rejected():
+    """Negative control: a decay larger by a seventh."""
+    layer = Layer.draw(16, 2048, gamma="uniform")
+    right, wrong = (Job((make(AdamW, 0.05, weight_decay=decay, eps=1e-12),), layer, 60, window=10) for decay in (0.5, 0.57))
+    other = ModuleType("other")
+    vars(other)["walk"] = lambda job, device: reference.walk(wrong, device)
+    with pytest.raises(AssertionError, match=r": off by [+-]"):
+        assert_same_law(other, right, 0.05, torch.device("cpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gradient", ["marginal", "gaussian"])
+@pytest.mark.parametrize("name", RULES)
+def test_law_of_the_reference_to_a_third_of_a_percent_on_the_cpu(name, gradient):
+    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=6144, window=20)
+    assert_same_law(blocked, job, 0.003, torch.device("cpu"))
 
 
 @pytest.mark.gpu

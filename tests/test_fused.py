@@ -15,7 +15,7 @@ from rwsim.optimizers import AdamW
 from rwsim.walk import fused, kernel
 from rwsim.walk.job import Job
 from rwsim.walk.simulate import resolve_engine, run
-from rwsim.walk.system import Layer, faithful_gradient
+from rwsim.walk.system import REACH, Layer, faithful_gradient, length_polynomial
 from tests.statistics import Z
 
 GPU = torch.cuda.is_available()
@@ -93,7 +93,7 @@ def test_normals_are_normal_and_independent():
 @pytest.mark.parametrize("batch", [4, 5, 6, 8, 11, 12, 23, 24, 32, 128, 1024])
 def test_length_polynomial_has_the_law(batch):
     """exp P(z) is the quantile function; its mean square is B (B - 2) / (B - 3); float32 evaluation keeps that."""
-    coefficients = np.array(fused.length_polynomial(batch), dtype=np.float32)
+    coefficients = np.array(length_polynomial(batch), dtype=np.float32)
 
     def length(z):
         power = np.full_like(z, coefficients[-1])
@@ -102,7 +102,7 @@ def test_length_polynomial_has_the_law(batch):
         return np.exp(power.astype(np.float64))
 
     z, weights = np.polynomial.hermite_e.hermegauss(120)
-    inner = abs(z) < fused._REACH
+    inner = abs(z) < REACH
     mean_square = (weights[inner] * length(z[inner].astype(np.float32)) ** 2).sum() / weights.sum()
     # At B = 4 the square's own tail beyond the largest normal counts.
     assert mean_square == pytest.approx(batch * (batch - 2) / (batch - 3), rel=2e-2 if batch == 4 else 1e-3 if batch < 7 else 2e-5)

@@ -98,7 +98,15 @@ class _Rooting(_Branching):
         return {"param": state.param - hyper.lr * grad**0.5}
 
 
-@pytest.mark.parametrize("rule", [_Branching, _Rooting])
+class _Clashing(_Branching):
+    name, state = "clashing", ("c0",)
+
+    @staticmethod
+    def update(grad, state, hyper, xp):
+        return {"param": state.param - hyper.lr * state.c0, "c0": grad}
+
+
+@pytest.mark.parametrize("rule", [_Branching, _Rooting, _Clashing])
 def test_what_cannot_be_traced_is_refused(rule):
-    with pytest.raises(Unavailable, match=f"update of {rule.name} cannot be traced.*engine reference"):
+    with pytest.raises(Unavailable, match=f"update of {rule.name} cannot be traced"):
         trace(rule)

@@ -24,15 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rwsim.errors import InvalidArgument, Unavailable, WalkDiverged, WalkInterrupted
-from rwsim.walk.fused import length_polynomial
+from rwsim.errors import WalkDiverged, WalkInterrupted
 from rwsim.walk.inplace import GRAD, NORM, PERIOD, Array, Plan, Pool, Uneven
-from rwsim.walk.job import Job
-from rwsim.walk.measure import Walk
-from rwsim.walk.program import Program, programs, trace
+from rwsim.walk.job import Job, Noise
+from rwsim.walk.measure import SERIES, Walk
+from rwsim.walk.program import Program, programs, untraceable
 from rwsim.walk.reference import seeded
-
-Noise = Callable[[int, int], tuple[Tensor, Tensor]]
+from rwsim.walk.system import length_polynomial
 
 # Steps of a chunk, which is planned anew: that costs as much as a few steps.
 _CHUNK = 4 * PERIOD
@@ -43,9 +41,8 @@ _PIECE = 16
 _BLOCK, _BLOCKS = 8192, 8
 # Element-steps below which starting processes costs more than it saves.
 _SMALL = 3e7
-_SERIES = 7
 _CPU = torch.device("cpu")
-
+# See `simulate.ENGINES`.
 ALONE = True
 
 
@@ -55,11 +52,7 @@ def lacks(job: Job, device: torch.device) -> str:
         return f"device {device.type}"
     if job.gradient == "faithful":
         return "the faithful gradient"
-    try:
-        trace(job.rule)  # type: ignore[arg-type]  # a class is hashable
-    except Unavailable as error:
-        return f"rule {job.rule.name}: {error}"
-    return ""
+    return untraceable(job.rule)
 
 
 class Group(NamedTuple):
@@ -106,17 +99,16 @@ class _State:
         self.job, self.noise, self.keys, self.owner = job, noise, keys, os.getpid()
         self.groups = groups(job, processes)
         self.programs: dict[int, Program] = {config: program for program, configs in programs(job) for config in configs}
-        shape = (job.configs, job.rows, job.layer.fan_in)
         kind = np.float32 if job.dtype == torch.float32 else np.float64
-        self.param = _shared(shape, kind)
+        self.param = _shared(job.shape, kind)
         for config, weight in enumerate(self.param):
             weight[:] = self._draw_start(config) if start is None else start[config].cpu().numpy()
         most = max(len(program.buffers) for program in self.programs.values())
-        self.buffers = _shared((most, *shape), kind)
+        self.buffers = _shared((most, *job.shape), kind)
         windows = -(-job.steps // job.window)
         self.lengths = np.full(windows, job.window, dtype=np.int64)
         self.lengths[-1] = job.steps - job.window * (windows - 1)
-        self.series = _shared((windows, _SERIES, job.configs, job.rows), np.float64)
+        self.series = _shared((windows, len(SERIES), job.configs, job.rows), np.float64)
         blocks = -(-job.rows // block_rows(job.layer.fan_in)) if noise is None else 0
         self.states = _shared((job.configs, blocks, len(torch.Generator().get_state())), np.uint8)
         for config, block in np.ndindex(job.configs, blocks):
@@ -373,7 +365,7 @@ class _Worker:
             np.sqrt(norm, out=root)
             rotation_angles(root, distance, angle, angle_sq)
             sums = np.add.reduce(values, axis=1, dtype=np.float64)
-            means = (sums / state.lengths[index]).reshape(_SERIES, configs, each)
+            means = (sums / state.lengths[index]).reshape(len(SERIES), configs, each)
             state.series[index, :, config : config + configs, first : first + each] += means
             if not np.isfinite(sums).all():
                 finite = np.isfinite(np.stack([after, distance, share, sizes])).all(0).reshape(count, configs, each).all(2)
@@ -393,7 +385,7 @@ class _Room:
         self.rows = tuple(torch.empty(3, rows, dtype=job.dtype).numpy())
         self.sizes = torch.zeros(_CHUNK + 1, 5, rows, dtype=job.dtype)
         self.norms = torch.empty(2, _PIECE + 1, rows, dtype=job.dtype).numpy()
-        self.values = torch.empty(_SERIES, _PIECE, rows, dtype=job.dtype).numpy()
+        self.values = torch.empty(len(SERIES), _PIECE, rows, dtype=job.dtype).numpy()
 
 
 def rotation_angles(norms: np.ndarray, distance_sq: np.ndarray, angle: np.ndarray, angle_sq: np.ndarray) -> None:
@@ -494,9 +486,7 @@ def walk(
         >>> result.norm_sq.shape, result.lengths.tolist()
         ((3, 1, 4), [100, 100, 50])
     """
-    shape = (job.configs, job.rows, job.layer.fan_in)
-    if start is not None and start.shape != shape:
-        raise InvalidArgument("start", f"must have shape {shape}", tuple(start.shape))
+    job.check_start(start)
     processes = _processes(job) if processes is None else processes
     state = _State(job, noise, start, job.keys(), processes)
     reported = 0

@@ -7,30 +7,26 @@ is bitwise the same whatever shares its launch, its device or its chunk of steps
 
 import importlib.util
 import itertools
-import linecache
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rwsim.errors import Unavailable, WalkDiverged, WalkInterrupted
-from rwsim.walk.job import Job
-from rwsim.walk.measure import Walk
-from rwsim.walk.program import Program, programs, trace
+from rwsim.errors import WalkDiverged, WalkInterrupted
+from rwsim.walk.emit import compiled, source
+from rwsim.walk.job import Job, Noise
+from rwsim.walk.measure import SERIES, Walk
+from rwsim.walk.program import Program, programs, untraceable
+from rwsim.walk.system import length_polynomial
 
-Noise = Callable[[int, int], tuple[Tensor, Tensor]]
-
-_SERIES = 7
 _LONGEST_WINDOW = 10_000
 # Neuron-steps of a launch, about: some hundredths of a second, between which results are read and Ctrl-C is heard.
 _LAUNCH = 1e8
@@ -44,8 +40,6 @@ _ROWS_A_DEVICE = 4096
 _launching = threading.Lock()
 # Walks of the faithful system are taken one at a time: a graph is captured best while nobody else does.
 _faithful = threading.Lock()
-# Largest normal that the kernel draws, and the end of the polynomial's interval.
-_REACH = 6.8
 
 
 def interpreted() -> bool:
@@ -53,6 +47,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+# See `simulate.ENGINES`.
 ALONE = False
 
 
@@ -68,11 +63,7 @@ def lacks(job: Job, device: torch.device) -> str:
         return f"a fan-in of {job.layer.fan_in} (16384 at most)"
     if min(job.window, job.steps) > _LONGEST_WINDOW:
         return f"windows of more than {_LONGEST_WINDOW} steps"
-    try:
-        trace(job.rule)  # type: ignore[arg-type]  # a class is hashable
-    except Unavailable as error:
-        return f"rule {job.rule.name}: {error}"
-    return ""
+    return untraceable(job.rule)
 
 
 @dataclass(frozen=True)
@@ -97,84 +88,6 @@ class Shape:
         options = {"num_warps": max(1, self.N * self.L // 32), "enable_fp_fusion": True}
         # Three programs of two warps a scheduler hide more latency than two with all the registers they ask for.
         return options | ({"maxnreg": 168} if self.E == 16 else {})
-
-
-@lru_cache
-def length_polynomial(batch: int) -> tuple[float, ...]:
-    """Coefficients (lowest first) of P with exp P(z) distributed as sqrt(B chi2_{B-2} / chi2_{B-1}) for a standard normal z.
-
-    exp P is the quantile function at Phi(z): no rejection, one normal a draw. The degree is as high as an error of the
-    mean square below 1e-6 needs (at B = 4 .. 7: 4e-6).
-
-    Example:
-        >>> len(length_polynomial(32)) - 1
-        8
-    """
-    from scipy import stats
-
-    def target(z: np.ndarray) -> np.ndarray:
-        tail = stats.norm.sf(np.abs(z))
-        quantile = np.where(z < 0, stats.f.ppf(tail, batch - 2, batch - 1), stats.f.isf(tail, batch - 2, batch - 1))
-        return 0.5 * np.log(batch * (batch - 2) / (batch - 1) * quantile)
-
-    degree = 20 if batch < 8 else 16 if batch < 12 else 12 if batch < 24 else 8
-    chebyshev = np.polynomial.Chebyshev.interpolate(target, degree, domain=[-_REACH, _REACH])
-    return tuple(chebyshev.convert(kind=np.polynomial.Polynomial).coef)
-
-
-def source(program: Program, varies: Sequence[bool]) -> str:
-    """The functions that the kernel calls, as Triton source."""
-    fixed = [i for i, moves in enumerate(varies) if not moves]
-    moving = [i for i, moves in enumerate(varies) if moves]
-
-    def listed(items: list[str]) -> str:
-        return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-
-    calls = {
-        "add": "{} + {}", "sub": "{} - {}", "mul": "{} * {}", "div": "{} / {}", "sqrt": "tl.sqrt({})",
-        "rsqrt": "tl.rsqrt(tl.maximum({}, TINY))",
-        "sign": "tl.where({0} > 0, 1.0, tl.where({0} < 0, -1.0, 0.0)).to(grad.dtype)",
-    }  # fmt: skip
-    buffers = [f"load(buffers + {k} * plane, column, base, C, E, L)" for k in range(len(program.buffers))]
-    quarters = [listed([f"b{k}[{j}]" for k in range(len(buffers))]) for j in range(4)]
-    whole = [listed([f"state[{j}][{k}]" for j in range(4)]) for k in range(len(buffers))]
-    part = program.part if isinstance(program.part, str) else "grad * 0.0"
-    lines = [
-        "@triton.jit",
-        "def LOAD(fixed, plane):",
-        f"    return {listed([f'tl.load(fixed + {k} * plane)' for k in range(len(fixed))])}",
-        "@triton.jit",
-        "def READ(buffers, column, base, plane, C, E: tl.constexpr, L: tl.constexpr):",
-        *[f"    b{k} = {text}" for k, text in enumerate(buffers)],
-        f"    return {listed(quarters)}",
-        "@triton.jit",
-        "def STORE(state, buffers, column, base, inside, plane, C, E: tl.constexpr, L: tl.constexpr):",
-        *[f"    store(buffers + {k} * plane, {text}, column, base, inside, C, E, L)" for k, text in enumerate(whole)],
-        "    return",
-        "@triton.jit",
-        "def UPDATE(grad, param, state, fixed, varying, plane):",
-        *[f"    {name} = state[{k}]" for k, name in enumerate(program.buffers)],
-        *[f"    c{i} = fixed[{k}][None, :]" for k, i in enumerate(fixed)],
-        *[f"    c{i} = tl.load(varying + {k} * plane)[None, :]" for k, i in enumerate(moving)],
-        *[f"    {line.target} = {calls[line.op].format(*line.args)}" for line in program.body],
-        f"    return {program.param}, {listed([str(x) for x in program.new])}, {part}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-@lru_cache
-def compiled(text: str) -> SimpleNamespace:
-    """The functions of a source; Triton reads a function's text back from its file, so it is given one."""
-    import triton
-    import triton.language as tl
-
-    from rwsim.walk import kernel
-
-    name = f"<rwsim fused {zlib.crc32(text.encode()):08x}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    scope = {"triton": triton, "tl": tl, "TINY": tl.constexpr(1e-37), "load": kernel.load, "store": kernel.store, "__name__": __name__}
-    exec(compile(text, name, "exec"), scope)
-    return SimpleNamespace(**{key: scope[key] for key in ("LOAD", "READ", "STORE", "UPDATE")})
 
 
 def _span(window: int) -> int:
@@ -224,13 +137,13 @@ class _Part:
         layer, size = job.layer, _Size(dtype=job.dtype, device=device)
         keys = job.keys()
         with self._current():
-            self.gamma_in = torch.as_tensor(layer.gamma_in, **size)
-            self.gamma_out = torch.as_tensor(layer.gamma_out * layer.loss_scale / (layer.neurons * layer.batch), **size)
+            self.gamma_in, self.gamma_out = layer.scales(job.dtype, device)
             self.polynomial = torch.tensor(length_polynomial(layer.batch), dtype=torch.float32, device=device)
             words = np.array([keys[c] for c in configs], dtype=np.uint64).view(np.int32).reshape(-1, 2)
             self.keys = torch.as_tensor(words, device=device)
             self.param = torch.empty(rows, layer.fan_in, **size)
             self.buffers = torch.zeros(max(1, len(program.buffers)), rows, layer.fan_in, **size)
+            self.base = self._base()
             self.fixed = self._coefficients(1, 1, moving=False)
             self._start(start)
             if job.gradient == "faithful":
@@ -275,24 +188,22 @@ class _Part:
         table = torch.stack(planes) if planes else torch.zeros((1, *shape), dtype=torch.float64, device=self.device)
         return table.to(self.job.dtype)
 
+    def _base(self) -> dict[str, list[Tensor]]:
+        """Each hyperparameter, as a list of one or of a pair's entries, of every config: shape (1, configs), float64."""
+        base = {}
+        for name in vars(self.job.rules[0].values):
+            values = np.array([getattr(self.job.rules[c].values, name) for c in self.configs], dtype=np.float64)
+            base[name] = list(torch.as_tensor(values, device=self.device).reshape(1, len(self.configs), -1).unbind(-1))
+        return base
+
     def _hyper(self, first: int, steps: int) -> dict[str, Any]:
         """Hyperparameters as (steps or 1, configs) in float64, schedules applied."""
-
-        def column(values: Sequence[float], factors: np.ndarray | None) -> Tensor:
-            row = torch.tensor(values, dtype=torch.float64, device=self.device)[None, :]
-            if factors is None:
-                return row
-            return row * torch.as_tensor(factors[first - 1 : first - 1 + steps], dtype=torch.float64, device=self.device)[:, None]
-
         hyper: dict[str, Any] = {}
-        for name, example in vars(self.job.rules[0].values).items():
-            values = [getattr(self.job.rules[c].values, name) for c in self.configs]
-            factors = self.job.schedule.get(name)
-            if isinstance(example, tuple):
-                columns = zip(*values, strict=True)
-                hyper[name] = tuple(column(x, None if factors is None else factors[:, i]) for i, x in enumerate(columns))
-            else:
-                hyper[name] = column(values, factors)
+        for name, columns in self.base.items():
+            if name in self.job.schedule:
+                factors = self.job.schedule[name][first - 1 : first - 1 + steps].reshape(steps, -1)
+                columns = [x * torch.as_tensor(factors[:, i : i + 1], device=self.device) for i, x in enumerate(columns)]
+            hyper[name] = tuple(columns) if isinstance(self.job.rule.hyper[name], tuple) else columns[0]
         return hyper
 
     @property
@@ -307,7 +218,7 @@ class _Part:
             if self.job.gradient == "faithful":
                 means = self._faithful(first, steps, varying, noise)
             else:
-                means = torch.empty(-(-steps // self.job.window), _SERIES, self.rows, dtype=self.job.dtype, device=self.device)
+                means = torch.empty(-(-steps // self.job.window), len(SERIES), self.rows, dtype=self.job.dtype, device=self.device)
                 stub = None if noise is None else self._stub(noise, first, steps)
                 self._walk(first, steps, varying, means, stub, self.job.gradient == "marginal")
             return Launch(self, means, None if self.stream is None else self.stream.record_event())
@@ -332,7 +243,7 @@ class _Part:
         """Two kernels a step, gradients and update, many steps captured in a CUDA graph and replayed."""
         job, window = self.job, self.job.window
         windows = -(-steps // window)
-        out = torch.zeros(windows, _SERIES, self.rows, dtype=job.dtype, device=self.device)
+        out = torch.zeros(windows, len(SERIES), self.rows, dtype=job.dtype, device=self.device)
         done = 0
         while done < steps:
             count = min(self.span, steps - done)
@@ -368,7 +279,7 @@ class _Part:
         from rwsim.walk.kernel import faithful_kernel
 
         job, layer = self.job, self.job.layer
-        each = torch.empty(steps, _SERIES, self.rows, dtype=job.dtype, device=self.device)
+        each = torch.empty(steps, len(SERIES), self.rows, dtype=job.dtype, device=self.device)
         layers = self.rows // layer.neurons
         block = min(64, max(16, 1 << (layer.neurons - 1).bit_length()))
         columns = min(64, max(16, 1 << (layer.fan_in - 1).bit_length()))
@@ -468,16 +379,18 @@ def walk(
     Args:
         job: What to walk.
         device: ``cuda`` spreads rows over all visible GPUs, ``cuda:1`` takes that one; ``cpu`` in Triton's interpreter only.
-        progress: Called with the number of steps done, after every launch (some tenths of a second of work).
+        progress: Called with the number of steps done, after every launch (some hundredths of a second of work).
         noise: Stub (config, step) -> (normals of shape (rows, fan_in), lengths of shape (rows,)) in place of random numbers;
             for the faithful gradient (inputs of shape (layers, fan_in, batch), output normals of shape (rows, batch)).
         start: Initial weights, shape (config, rows, fan_in); else drawn.
         devices: In place of those that `device` stands for.
 
     Raises:
+        InvalidArgument: `start` of another shape.
         WalkDiverged: NaN or Inf; the step is the first of the window that shows it, the walk ends before that window.
         WalkInterrupted: Ctrl-C, with the walk so far.
     """
+    job.check_start(start)
     if job.gradient == "faithful":
         with _faithful:
             return _walk(job, devices or visible(device), progress, noise, start)
@@ -496,7 +409,7 @@ def _walk(
         launch_steps = min(launch_steps, 1000)
     launch_steps = max(1, int(launch_steps) // job.window) * job.window
     windows = -(-job.steps // job.window)
-    series = torch.empty((windows, _SERIES, job.configs, job.rows), dtype=torch.float64)
+    series = torch.empty((windows, len(SERIES), job.configs, job.rows), dtype=torch.float64)
     lengths = np.full(windows, job.window, dtype=np.int64)
     lengths[-1] = job.steps - job.window * (windows - 1)
 

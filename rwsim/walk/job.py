@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -13,6 +13,9 @@ import torch
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers.rule import DOMAINS, UpdateRule
 from rwsim.walk.system import GRADIENTS, Layer
+
+# (config, step) -> the normals of shape (neuron, dim) and the lengths of shape (neuron,) that a step's gradient is made of.
+Noise = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,16 @@ class Job:
     def rows(self) -> int:
         """Neurons of one config, over all its layers."""
         return self.layers * self.layer.neurons
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the weights: (config, neuron, dim)."""
+        return self.configs, self.rows, self.layer.fan_in
+
+    def check_start(self, start: torch.Tensor | None) -> None:
+        """Refuse given weights of another shape."""
+        if start is not None and start.shape != self.shape:
+            raise InvalidArgument("start", f"must have shape {self.shape}", tuple(start.shape))
 
     def keys(self) -> tuple[int, ...]:
         """A 64-bit key per config: hash of the seed and of everything that makes the config what it is.

@@ -76,7 +76,7 @@ def four_normals(key0, key1, c0, c1, c2, stream: tl.constexpr):
 
 @triton.jit
 def arcsine(x):
-    """asin on [0, 1], relative error below 2e-7: a polynomial to 1/2, the half-angle identity above."""
+    """asin on [0, 1], relative error below 3e-7: a polynomial to 1/2, the half-angle identity above."""
     far = x > 0.5
     z = tl.where(far, 0.5 - 0.5 * x, x * x)
     root = tl.where(far, tl.sqrt(z), x)
@@ -184,7 +184,7 @@ def walk_kernel(
     Args:
         param: (rows, C). `buffers`: (buffer, rows, C). Both are read and written back.
         gamma_in: (C,). `gamma_out`: (per_layer,), times the deviation of the output gradients.
-        polynomial: (DEGREE + 1,), see `fused.length_polynomial`.
+        polynomial: (DEGREE + 1,), see `system.length_polynomial`.
         keys: (configs, 2), int32 halves of the configs' keys.
         fixed: (F, configs) coefficients. `varying`: (V, steps, configs), `plane` its first stride.
         out: (windows, 7, rows).

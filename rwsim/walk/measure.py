@@ -58,6 +58,10 @@ class Walk:
         return Walk(self.window, *(getattr(self, f.name)[first:last] for f in fields(self)[1:]))
 
 
+# Names of what is kept of a window, in the order in which the engines lay it out.
+SERIES = tuple(field.name for field in fields(Walk))[2:]
+
+
 def layer_mean(walk: Walk, quantity: str) -> np.ndarray:
     """Mean over neurons of the first config as the predictions take it: mean angle, root of mean squares else."""
     trace = walk.trace(quantity)[:, 0]

@@ -7,9 +7,10 @@ that never sees the parameter serves both; one that does gets a twin that has se
 """
 
 import operator
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,8 @@ from rwsim.optimizers.rule import UpdateRule
 from rwsim.walk.job import Job
 
 TWIN = "_of_grad"
+# What a program, and the functions emitted for one, call their own.
+_TAKEN = re.compile(r"[bct]\d+|grad|param|state|fixed|varying|plane|tl|load|store|TINY")
 _OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "pow": operator.pow,
 }  # fmt: skip
@@ -276,7 +279,6 @@ class Program:
         return [moves(x) for x in self.coefficients]
 
 
-@lru_cache
 def trace(rule: type[UpdateRule], zeros: frozenset[str] = frozenset()) -> Program:
     """The program of a rule whose hyperparameters named in `zeros` are 0 (for one of a pair: ``"betas[0]"``).
 
@@ -289,6 +291,22 @@ def trace(rule: type[UpdateRule], zeros: frozenset[str] = frozenset()) -> Progra
         t0 mul ('c0', 'param')
         t1 add ('grad', 't0')
     """
+    return _traced(rule, zeros)  # type: ignore[arg-type]  # mypy takes a class for unhashable
+
+
+def untraceable(rule: type[UpdateRule]) -> str:
+    """What keeps a rule from being traced, as an engine's `lacks` says it, or nothing."""
+    try:
+        trace(rule)
+    except Unavailable as error:
+        return f"rule {rule.name}: {error}"
+    return ""
+
+
+@cache
+def _traced(rule: type[UpdateRule], zeros: frozenset[str]) -> Program:
+    if taken := [name for name in rule.state if _TAKEN.fullmatch(name)]:
+        raise Unavailable(f"the update of {rule.name} cannot be traced: its buffer {taken[0]} has a name of the trace's own; rename it.")
     maker = _Trace()
     grad, param, step = maker.node("array", "grad", array=True), maker.node("array", "param", array=True), maker.node("step")
 
@@ -376,4 +394,4 @@ def programs(job: Job) -> list[tuple[Program, list[int]]]:
             elif value == 0:
                 zeros.add(name)
         groups.setdefault(frozenset(zeros), []).append(config)
-    return [(trace(job.rule, zeros), configs) for zeros, configs in groups.items()]  # type: ignore[arg-type]  # a class is hashable
+    return [(trace(job.rule, zeros), configs) for zeros, configs in groups.items()]

@@ -11,12 +11,9 @@ from torch import Tensor
 
 from rwsim.errors import InvalidArgument, WalkDiverged, WalkInterrupted
 from rwsim.optimizers.rule import UpdateRule
-from rwsim.walk.job import Job
+from rwsim.walk.job import Job, Noise
 from rwsim.walk.measure import Recorder, Walk
 from rwsim.walk.system import Gradient, Weight, marginal_gradient
-
-# (config, step) -> standard normals of shape (rows, fan_in) and `marginal_lengths` of shape (rows,).
-Noise = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 class _Recording:
@@ -141,6 +138,7 @@ class _Config:
         recorder.add(self.config, new, new - old, self.part(grad, step, old, new, recording.tape, hyper), grad)
 
 
+# See `simulate.ENGINES`.
 ALONE = False
 
 
@@ -183,10 +181,8 @@ def walk(
         >>> result.norm_sq.shape, result.lengths.tolist()
         ((3, 1, 4), [100, 100, 50])
     """
-    shape = (job.configs, job.rows, job.layer.fan_in)
-    if start is not None and start.shape != shape:
-        raise InvalidArgument("start", f"must have shape {shape}", tuple(start.shape))
-    roots = [None] * job.configs if normalizer is None else list(torch.broadcast_to(normalizer, shape))
+    job.check_start(start)
+    roots = [None] * job.configs if normalizer is None else list(torch.broadcast_to(normalizer, job.shape))
     configs = []
     for config, key in enumerate(job.keys()):
         generator = seeded(key, device)

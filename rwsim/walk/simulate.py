@@ -4,7 +4,8 @@ import csv
 import importlib
 import io
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -57,6 +58,17 @@ def resolve_engine(engine: str, job: Job, device: torch.device) -> ModuleType:
         others = [name for name in ENGINES if name != engine and not _load(name).lacks(job, device)]
         raise Unavailable(f"`engine` {engine} does not carry {missing}; use engine {' or '.join(others)}.")
     return module
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """torch works in the calling thread alone: where walks run side by side, its own would only get in each other's way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def run(job: Job, *, device: str = "auto", engine: str = "auto", progress: Callable[[int], None] | None = None) -> Walk:
