@@ -217,7 +217,7 @@ def test_another_law_is_rejected():
 @pytest.mark.parametrize("gradient", ["marginal", "gaussian"])
 @pytest.mark.parametrize("name", RULES)
 def test_law_of_the_reference_to_a_third_of_a_percent_on_the_cpu(name, gradient):
-    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=6144, window=20)
+    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=9216, window=20)
     assert_same_law(blocked, job, 0.003, torch.device("cpu"))
 
 
@@ -226,5 +226,5 @@ def test_law_of_the_reference_to_a_third_of_a_percent_on_the_cpu(name, gradient)
 @pytest.mark.parametrize("gradient", ["marginal", "gaussian", "faithful"])
 @pytest.mark.parametrize("name", RULES)
 def test_law_of_the_reference_to_a_third_of_a_percent(name, gradient):
-    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=6144, window=20)
+    job = Job((law_rule(name, gradient),), Layer.draw(40, 64), 100, gradient, layers=9216, window=20)
     assert_same_law(fused, job, 0.003, torch.device("cuda"))
