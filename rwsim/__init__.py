@@ -13,11 +13,17 @@ from rwsim.optimizers import RULES
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rwsim.sweeps.sweep import sweep
     from rwsim.theory.predict import predict
     from rwsim.validate import validate
     from rwsim.walk.simulate import simulate
 
-_LAZY = {"predict": "rwsim.theory.predict", "simulate": "rwsim.walk.simulate", "validate": "rwsim.validate"}
+_LAZY = {
+    "predict": "rwsim.theory.predict",
+    "simulate": "rwsim.walk.simulate",
+    "sweep": "rwsim.sweeps.sweep",
+    "validate": "rwsim.validate",
+}
 
 
 class _Door(ModuleType):
@@ -43,4 +49,4 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY])
 
 
-__all__ = ["RULES", "__version__", "predict", "simulate", "validate"]
+__all__ = ["RULES", "__version__", "predict", "simulate", "sweep", "validate"]

@@ -1,8 +1,8 @@
-"""Configuration of a validation: its settings, and the cases that it judges."""
+"""Configuration: the settings of a walk and of a validation, and the cases that a validation judges."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -20,8 +20,15 @@ PAPER_CASES: tuple[tuple[str, float, Mapping[str, Any]], ...] = (
 )
 
 
-class Settings(BaseModel):
-    """Settings of a validation; the defaults are the paper's."""
+def first_problem(error: ValidationError) -> InvalidArgument:
+    """The first of pydantic's complaints, as ours."""
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return InvalidArgument(".".join(map(str, first["loc"])), f"must be {message}", first["input"])
+
+
+class WalkSettings(BaseModel):
+    """Settings of a walk; the defaults are the paper's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,24 +37,27 @@ class Settings(BaseModel):
     fan_in: int = Field(128, ge=2)
     batch: int = Field(32, ge=4)
     gradient: Literal["marginal", "faithful", "gaussian"] = "marginal"
-    layers: int | None = Field(None, ge=1)
     gamma: Literal["normal", "uniform"] = "normal"
-    loss_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
-    margin: float = Field(0.02, gt=0, lt=1)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     engine: Literal["auto", "reference", "blocked", "fused"] = "auto"
     seed: int = Field(0, ge=0)
-    window: int = Field(100, ge=1)
 
     @classmethod
-    def checked(cls, **values: Any) -> "Settings":
+    def checked(cls, **values: Any) -> Self:
         """Like the constructor, but the first problem is raised as an `InvalidArgument`."""
         try:
             return cls(**values)
         except ValidationError as error:
-            first = error.errors()[0]
-            message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-            raise InvalidArgument(".".join(map(str, first["loc"])), f"must be {message}", first["input"]) from None
+            raise first_problem(error) from None
+
+
+class Settings(WalkSettings):
+    """Settings of a validation."""
+
+    layers: int | None = Field(None, ge=1)
+    loss_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
+    margin: float = Field(0.02, gt=0, lt=1)
+    window: int = Field(100, ge=1)
 
 
 def choose_cases(optimizers: Sequence[str | type[UpdateRule]], hyper: Mapping[str, Any]) -> list[tuple[UpdateRule, float]]:

@@ -51,7 +51,15 @@ class WalkStopped(RwsimError):
 
 
 class WalkDiverged(WalkStopped):
-    """NaN or Inf in a walk, with the first step and the configuration that show it."""
+    """NaN or Inf in a walk, with the first step and configuration that show it; `configs` holds whichever show it by then."""
+
+    def __init__(self, message: str, step: int, walk: Any, configs: tuple[int, ...]) -> None:
+        self.configs = configs
+        super().__init__(message, step, walk)
+
+
+class StorageError(RwsimError):
+    """Results cannot be kept: a full disk, a place that went away. What is there already is left as it is."""
 
 
 class WalkInterrupted(WalkStopped, KeyboardInterrupt):

@@ -511,5 +511,6 @@ def walk(
             walked = again.walk(again.windows)
     except KeyboardInterrupt:
         raise WalkInterrupted(f"interrupted at step {state.steps} of {job.steps}", state.steps, state.walk(state.windows)) from None
-    config = int(np.argwhere(state.bad == sound + 1)[:, 1].min())
-    raise WalkDiverged(f"NaN or Inf at step {sound + 1} in config {config}, {job.rules[config]!r}", sound + 1, walked)
+    configs = tuple(np.unique(np.argwhere(state.bad == sound + 1)[:, 1]).tolist())
+    text = f"NaN or Inf at step {sound + 1} in config {configs[0]}, {job.rules[configs[0]]!r}"
+    raise WalkDiverged(text, sound + 1, walked, configs)

@@ -427,11 +427,12 @@ def _walk(
                 count = len(waiting[0].means)
                 finite = list(pool.map(Launch.read, waiting, itertools.repeat(series[read : read + count])))
                 if not all(finite):
-                    window, config = np.argwhere(~np.isfinite(series[read : read + count].numpy()).all((1, 3)))[0]
+                    bad = np.argwhere(~np.isfinite(series[read : read + count].numpy()).all((1, 3)))
+                    window, config = bad[0]
                     begin = (read + int(window)) * job.window
                     end = begin + lengths[read + window]
                     text = f"NaN or Inf within steps {begin + 1} to {end} in config {config}, {job.rules[config]!r}"
-                    raise WalkDiverged(text, begin + 1, result(read + int(window)))
+                    raise WalkDiverged(text, begin + 1, result(read + int(window)), tuple(bad[bad[:, 0] == window, 1].tolist()))
                 read += count
                 if progress is not None:
                     progress(min(job.steps, read * job.window))

@@ -204,7 +204,7 @@ def walk(
             bad = recorder.first_bad()
             if bad is not None:
                 at, which = done + bad[0] + 1, bad[1]
-                raise WalkDiverged(f"NaN or Inf at step {at} in config {which}, {job.rules[which]!r}", at, recorder.walk())
+                raise WalkDiverged(f"NaN or Inf at step {at} in config {which}, {job.rules[which]!r}", at, recorder.walk(), (which,))
             recorder.close()
             if progress is not None:
                 progress(end)

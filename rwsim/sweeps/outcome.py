@@ -1,0 +1,76 @@
+"""One point after its walk, and its bytes in the ledger."""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float
+
+from rwsim.stats.burnin import truncation
+from rwsim.walk.measure import QUANTITIES, Walk
+
+_HEAD = struct.Struct("<5q")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is kept of a point.
+
+    Attributes:
+        burn_in: Steps that the means leave out.
+        steady: The measured series had settled by the middle of the walk (see `stats.burnin`).
+        diverged: First step (of the window, in the fused engine) with NaN or Inf; 0 if there is none.
+        means: Time means of norm^2, angle (radians per step) and squared RMS update of every neuron, past the burn-in.
+        traces: The same, means over neurons, of every window; NaN from a divergence on.
+    """
+
+    burn_in: int
+    steady: bool
+    diverged: int
+    means: Float[np.ndarray, "3 neuron"]
+    traces: Float[np.ndarray, "3 time"]
+
+    def to_bytes(self) -> bytes:
+        """Little-endian: five 64-bit integers, then float64."""
+        head = _HEAD.pack(self.burn_in, self.steady, self.diverged, self.means.shape[1], self.traces.shape[1])
+        return head + self.means.astype("<f8").tobytes() + self.traces.astype("<f8").tobytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Outcome":
+        """The reverse.
+
+        Raises:
+            ValueError: Not such bytes.
+        """
+        if len(data) < _HEAD.size:
+            raise ValueError(f"{len(data)} bytes are no outcome")
+        burn_in, steady, diverged, neurons, windows = _HEAD.unpack_from(data)
+        values = np.frombuffer(data, "<f8", offset=_HEAD.size).astype(np.float64)
+        if len(values) != 3 * (neurons + windows) or min(neurons, windows) < 0:
+            raise ValueError(f"{len(data)} bytes are no outcome of {neurons} neurons and {windows} windows")
+        means, traces = values[: 3 * neurons].reshape(3, neurons), values[3 * neurons :].reshape(3, windows)
+        return cls(burn_in, bool(steady), diverged, means, traces)
+
+
+def reduce(walk: Walk) -> list[Outcome]:
+    """The outcome of every config of a walk. One config's does not depend on its company."""
+    series = [walk.statistic(quantity) for quantity in QUANTITIES]
+    traces = np.stack([x.mean(-1) for x in series])  # (quantity, time, config)
+    # A last window that is cut short would weigh as much as the others.
+    full = len(walk.lengths) - int(len(walk.lengths) > 1 and walk.lengths[-1] < walk.window)
+    drop = truncation(traces[:, :full].swapaxes(0, 1)).max(0)
+    return [
+        Outcome(
+            int(d) * walk.window, bool(d < full // 2), 0, np.stack([x[d:full, c].mean(0) for x in series]), traces[:, :, c].copy()
+        )
+        for c, d in enumerate(drop)
+    ]  # fmt: skip
+
+
+def diverged(walk: Walk, config: int, step: int, windows: int) -> Outcome:
+    """The outcome of a config that ended in NaN or Inf; `walk` is what came before."""
+    traces = np.full((3, windows), np.nan)
+    series = [walk.statistic(quantity)[:, config].mean(-1) for quantity in QUANTITIES]
+    traces[:, : len(walk.lengths)] = series
+    neurons = walk.norm_sq.shape[-1]
+    return Outcome(0, False, step, np.full((3, neurons), np.nan), traces)

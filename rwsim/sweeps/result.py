@@ -1,0 +1,278 @@
+"""A sweep's outcomes as labelled data, with the prediction beside the measurement."""
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rwsim.errors import StorageError, Unavailable, UnsupportedRule
+from rwsim.optimizers import UpdateRule
+from rwsim.stats.mcse import estimate
+from rwsim.sweeps.grid import Grid, Point
+from rwsim.sweeps.outcome import Outcome
+from rwsim.theory import symbols as sym
+from rwsim.theory.equilibrium import Equilibrium, numeric, predict_equilibria
+from rwsim.theory.rates import relaxation_rate
+from rwsim.walk.measure import QUANTITIES
+from rwsim.walk.system import Layer
+
+if TYPE_CHECKING:
+    import xarray
+
+# A walk counts as settled if this many time constants passed after its burn-in: what it forgets slower looks steady, and is not.
+_TIME_CONSTANTS = 2.0
+# Windows that an error bar from time alone needs.
+_FEW = 4
+UNITS = {
+    "norm": "1", "rotation": "radian", "rms_update": "1", "burn_in": "steps", "time_constant": "steps", "diverged": "steps",
+    "lr": "1", "weight_decay": "1",
+}  # fmt: skip
+_LONG = {
+    "norm": "root mean square of the weight norm over neurons and time",
+    "rotation": "mean rotation per step",
+    "rms_update": "root mean square of the gradient part of an update",
+    "burn_in": "steps left out before averaging",
+    "time_constant": "steps in which the squared norm forgets its start, to leading order in lr times weight decay",
+    "settled": "1 if the walk reached equilibrium: steady by its middle and two time constants long after the burn-in",
+    "diverged": "first step with NaN or Inf (of its window in the fused engine), 0 if there is none",
+}
+
+
+def need_xarray() -> None:
+    """Refuse before the walk, not after it."""
+    try:
+        import xarray  # noqa: F401
+    except ImportError:
+        raise Unavailable("a sweep needs xarray for its results, which is not here; pip install 'rwsim[sweep]'.") from None
+
+
+class Measured:
+    """Arrays over points: measured quantities with their errors, and the predictions."""
+
+    def __init__(self, points: Sequence[Point]) -> None:
+        count = len(points)
+        self.values = {f"{q}{suffix}": np.full(count, math.nan) for suffix in ("", "_mcse", "_exact", "_paper") for q in QUANTITIES}
+        self.values["time_constant"] = np.full(count, math.nan)
+        self.burn_in, self.diverged = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
+        self.settled = np.zeros(count, dtype=np.int8)
+
+
+def measure(grid: Grid, outcomes: Iterable[Outcome | None]) -> Measured:
+    """Predict every point, and take means and errors of those that were walked."""
+    points = grid.points
+    result = Measured(points)
+    expected = predict(grid, points, result.values)
+    for i, (point, outcome) in enumerate(zip(points, outcomes, strict=True)):
+        if outcome is None:
+            continue
+        result.burn_in[i], result.diverged[i] = outcome.burn_in, outcome.diverged
+        if outcome.diverged:
+            continue
+        length = grid.config.steps - outcome.burn_in
+        constant = result.values["time_constant"][i]
+        known = point.setting.schedule == "constant" and not length < _TIME_CONSTANTS * constant
+        result.settled[i] = outcome.steady and known
+        profile = expected(i)
+        for q, (quantity, means) in enumerate(zip(QUANTITIES, outcome.means, strict=True)):
+            mean, error = float(means.mean()), _error(grid, outcome, q, None if profile is None else profile[q])
+            if quantity != "rotation":
+                mean = math.sqrt(mean)
+                error = error / (2 * mean) if mean else math.nan
+            result.values[quantity][i], result.values[f"{quantity}_mcse"][i] = mean, error
+    return result
+
+
+def _error(grid: Grid, outcome: Outcome, q: int, expected: np.ndarray | None) -> float:
+    """Standard error of a mean over neurons, which are independent, each around its own expectation; where they share inputs
+    (the faithful system) that of the layer's mean over time."""
+    if grid.config.gradient == "faithful":
+        window = grid.config.window_steps
+        full = grid.config.steps // window if grid.config.steps >= window else 1
+        kept = outcome.traces[q, outcome.burn_in // window : full]
+        return estimate(kept[:, None]).mcse if len(kept) >= _FEW else math.nan
+    means = outcome.means[q]
+    if len(means) < 2:
+        return math.nan
+    share = 1.0 if expected is None or not np.isfinite(expected).all() else expected / expected.mean()
+    residual = means - means.mean() * share
+    return math.sqrt(float((residual**2).sum()) / (len(means) * (len(means) - 1)))
+
+
+def predict(grid: Grid, points: Sequence[Point], values: Mapping[str, np.ndarray]) -> Any:
+    """Fill in the predictions of points at constant hyperparameters; a function gives a point's (3, neuron) expectations."""
+    config = grid.config
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, point in enumerate(points):
+        if point.setting.schedule == "constant":
+            groups.setdefault((type(point.rule), point.setting), []).append(i)
+    found: dict[int, tuple[Equilibrium, int]] = {}
+    for (kind, setting), members in groups.items():
+        layer = Layer.draw(setting.fan_in, config.neurons, setting.batch, setting.loss_scale, config.gamma, config.seed)
+        rules = [points[i].rule for i in members]
+        try:
+            prediction = predict_equilibria(rules, layer.law(config.gradient))
+        except UnsupportedRule:
+            continue  # measured all the same
+        for name, form in (("exact", prediction.exact), ("paper", prediction.paper)):
+            if form is not None:
+                for quantity in QUANTITIES:
+                    values[f"{quantity}_{name}"][members] = getattr(form, quantity)
+        values["time_constant"][members] = time_constants(kind, rules)
+        for place, i in enumerate(members):
+            found[i] = (prediction.exact, place)
+
+    def expectations(i: int) -> np.ndarray | None:
+        if i not in found:
+            return None
+        exact, place = found[i]
+        rows = [np.broadcast_to(x[place], config.neurons) for x in (exact.norm_sq, exact.angle, exact.update_sq)]
+        return np.tile(np.stack(rows), config.layers)
+
+    return expectations
+
+
+def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule]) -> np.ndarray:
+    """Steps in which E||omega||^2 forgets its start, to leading order in lr times weight decay: 1/`relaxation_rate`."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        hyper = np.array([sym.flat(rule.values) for rule in rules], dtype=np.float64).T
+        (rate,) = numeric(kind, (relaxation_rate(kind),), ())(*hyper)
+        return np.broadcast_to(1 / np.asarray(rate, dtype=np.float64), len(rules))
+
+
+def dataset(grid: Grid, measured: Measured, attributes: Mapping[str, Any]) -> "xarray.Dataset":
+    """Labelled data: dimensions of the grid, measured and predicted variables, units, provenance."""
+    import xarray as xr
+
+    dims = grid.dims
+    shape = tuple(dims.values())
+
+    def variable(name: str, array: np.ndarray) -> tuple[Any, ...]:
+        base, _, kind = name.rpartition("_") if name.endswith(("_mcse", "_exact", "_paper")) else (name, "", "")
+        what = {"mcse": "standard error of the ", "exact": "exact prediction: ", "paper": "Table 1: "}.get(kind, "") + _LONG.get(base, base)
+        return tuple(dims), array.reshape(shape), {"units": UNITS.get(base, "1"), "long_name": what}
+
+    arrays = {**measured.values, "burn_in": measured.burn_in, "settled": measured.settled, "diverged": measured.diverged}
+    coordinates: dict[str, Any] = {"optimizer": list(grid.config.optimizer)}
+    for i, axis in enumerate(grid.axes):
+        values = axis.values if grid.config.points is None else [row[i] for row in grid.rows]
+        dim = axis.name if grid.config.points is None else "point"
+        coordinates[axis.name] = (dim, _numbers(values), {"units": UNITS.get(axis.name, "1")})
+    if grid.config.points is not None:
+        coordinates["point"] = np.arange(len(grid.rows), dtype=np.int32)
+    return xr.Dataset({name: variable(name, array) for name, array in arrays.items()}, coordinates, dict(attributes))
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray:
+    """NetCDF 3 has no 64-bit integers."""
+    array = np.array(values)
+    return array.astype(np.int32) if array.dtype.kind == "i" else array
+
+
+def provenance(grid: Grid, engine: str, device: str) -> dict[str, Any]:
+    """Attributes of the files: settings, versions, when."""
+    import torch
+
+    from rwsim import __version__
+
+    config = grid.config
+    fixed = config.model_dump(include={"steps", "neurons", "fan_in", "batch", "gradient", "gamma", "layers", "loss_scale", "design"})
+    axes = ",".join(f"{axis.name}:{axis.scale}" for axis in grid.axes)
+    return {
+        **fixed, "window": config.window_steps, "seed": str(config.seed), "axes": axes, "hyper": json.dumps(config.hyper),
+        "engine": engine, "device": device, "rwsim": __version__, "torch": torch.__version__, "Conventions": "CF-1.11",
+        "title": "rwsim sweep", "created": datetime.now(UTC).isoformat(timespec="seconds"), "configuration": config.model_dump_json(),
+    }  # fmt: skip
+
+
+def traces(grid: Grid, outcomes: Iterable[Outcome | None], attributes: Mapping[str, Any]) -> "xarray.Dataset":
+    """Norm, rotation and RMS update of every window, over neurons as in the results; last dimension ``time``."""
+    import xarray as xr
+
+    config = grid.config
+    dims, window = grid.dims, config.window_steps
+    windows = -(-config.steps // window)
+    stacked = np.full((len(grid), 3, windows), math.nan)
+    for row, outcome in zip(stacked, outcomes, strict=True):
+        if outcome is not None:
+            row[:] = outcome.traces
+    shape = (*dims.values(), windows)
+    data = {}
+    for q, quantity in enumerate(QUANTITIES):
+        values = stacked[:, q] if quantity == "rotation" else np.sqrt(stacked[:, q])
+        data[quantity] = ((*dims, "time"), values.reshape(shape), {"units": UNITS[quantity], "long_name": _LONG[quantity]})
+    base = dataset(grid, Measured(grid.points), attributes)
+    ends = np.minimum(np.arange(1, windows + 1) * window, config.steps).astype(np.int32)
+    coordinates = {**base.coords, "time": ("time", ends, {"units": "steps", "long_name": "last step of the window"})}
+    return xr.Dataset(data, coordinates, dict(attributes))
+
+
+def records(data: "xarray.Dataset") -> list[dict[str, Any]]:
+    """One flat mapping per point: coordinates, then variables; NaN becomes None."""
+    flat = data.stack(row=list(data.sizes), create_index=False)
+    columns = {name: flat[name].values.tolist() for name in (*flat.coords, *flat.data_vars) if name != "row"}
+    names = list(columns)
+    return [
+        {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in zip(names, row, strict=True)}
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def summary(data: "xarray.Dataset") -> Iterator[str]:
+    """What happened, in a few lines."""
+    total = data["norm_exact"].size
+    if "settled" in data:
+        settled, ended = int((data["settled"] == 1).sum()), int((data["diverged"] > 0).sum())
+        yield f"{total:,} points: {settled:,} in equilibrium, {total - settled - ended:,} not yet, {ended:,} diverged."
+    keep = data["settled"] == 1 if "settled" in data else True
+    for quantity in QUANTITIES:
+        if quantity in data:
+            off = np.abs((data[quantity] / data[f"{quantity}_exact"] - 1).where(keep).values)
+            off = off[np.isfinite(off)]
+            if off.size:
+                where = " in equilibrium" if "settled" in data else ""
+                yield f"{quantity}{where}: median {np.median(off):.2%} from the exact prediction, 95 % within {np.quantile(off, 0.95):.2%}."
+
+
+def write_netcdf(data: "xarray.Dataset", path: Path) -> None:
+    """NetCDF 3 by way of a file beside it, so that an old result is there until the new one is whole."""
+    with whole(path) as draft:
+        data.to_netcdf(draft, engine="scipy", format="NETCDF3_64BIT")
+
+
+def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """One line per point; what is not known is empty."""
+    with whole(path) as draft, draft.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+class whole:
+    """A context that gives a draft's path and puts the draft in place of `path` when it is complete.
+
+    Raises:
+        StorageError: The disk is full, the place went away.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.draft = path, path.with_name(f".{path.name}.{os.getpid()}")
+
+    def __enter__(self) -> Path:
+        return self.draft
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            try:
+                os.replace(self.draft, self.path)
+            except OSError as problem:
+                error = problem
+        if error is not None:
+            self.draft.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise StorageError(f"cannot write {self.path}: {error.strerror or error}; make room and run again with --resume.") from error
