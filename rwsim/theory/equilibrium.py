@@ -1,19 +1,21 @@
 """Equilibrium norm, rotation and RMS update of a rule under a gradient law, from hyperparameters alone.
 
 The second-moment closure of `moments` per coordinate, with the coordinate moments of `noise`: in the toy system the
-gradient depends on the spread of the weights and the spread on the gradient, a fixed point that is solved here. Nothing
-is fitted to a run.
+gradient depends on the spread of the weights and the spread on the gradient, which the law settles. Nothing is fitted to
+a run.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import sympy as sp
-from scipy.optimize.elementwise import find_root
+from sympy.printing.numpy import NumPyPrinter
 
-from rwsim.errors import NoEquilibrium, RwsimError, UnsupportedRule
+from rwsim.errors import InvalidArgument, NoEquilibrium, RwsimError, UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import paper
 from rwsim.theory import symbols as sym
@@ -21,17 +23,21 @@ from rwsim.theory._cache import cached
 from rwsim.theory.moments import LinearResponse, linear_response, stationary_moments
 from rwsim.theory.noise import Array, GradientLaw
 
-_FIXED_POINT_TOLERANCE = 1e-12
-_FIXED_POINT_ITERATIONS = 500
-# Equilibrium, spread E w_c^2, E||omega||^2 of the linearized recurrence, normalizer.
-_Solution = tuple["Equilibrium", Array, float, Array | None]
+# Equilibrium, spread E w_c^2, its gradient's E g_c^2, E||omega||^2 of the linearized recurrence, normalizer.
+_Solution = tuple["Equilibrium", Array, Array, float, Array | None]
 # Autocovariances are summed until the kernel has fallen by this factor; what is cut is below it in relative terms.
 _KERNEL_TAIL = 1e-12
+# Lags whose arcsines (one for each pair of gradient lengths) are held at a time.
+_LAGS = 4096
+# Newton's method for the normalizer of one coordinate stops at this relative step; what is left is of the order of its square.
+_ROOT_STEP = 1e-6
+_ROOT_STEPS = 200
 
 
 @dataclass(frozen=True)
 class Equilibrium:
-    """Per-neuron equilibrium values, shape (neuron,), and their aggregates over the layer.
+    """Per-neuron equilibrium values, shape (..., neuron), and their aggregates over the layer: a float for one config, an
+    array (config,) for many.
 
     Attributes:
         norm_sq: E||omega||^2.
@@ -44,19 +50,23 @@ class Equilibrium:
     update_sq: Array
 
     @property
-    def norm(self) -> float:
+    def norm(self) -> Any:
         """sqrt of the mean of ||omega||^2 over neurons."""
-        return math.sqrt(self.norm_sq.mean())
+        return _plain(np.sqrt(self.norm_sq.mean(-1)))
 
     @property
-    def rotation(self) -> float:
+    def rotation(self) -> Any:
         """Mean over neurons of the RMS angle, radians per step."""
-        return float(self.angle.mean())
+        return _plain(self.angle.mean(-1))
 
     @property
-    def rms_update(self) -> float:
+    def rms_update(self) -> Any:
         """sqrt of the mean of ||Delta_g omega||^2 over neurons."""
-        return math.sqrt(self.update_sq.mean())
+        return _plain(np.sqrt(self.update_sq.mean(-1)))
+
+
+def _plain(value: Any) -> Any:
+    return value if np.ndim(value) else float(value)
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,61 @@ class Prediction:
     normalizer: Array | None = None
 
 
+@dataclass(frozen=True)
+class Predictions:
+    """What theory says of many configs of one rule; arrays of shape (config, neuron).
+
+    Attributes:
+        paper: As in `Prediction`.
+        exact: As in `Prediction`.
+        reasons: Why a config has no equilibrium (it is NaN in `paper` and `exact`), or nothing.
+    """
+
+    paper: Equilibrium | None
+    exact: Equilibrium
+    reasons: tuple[str, ...]
+
+
+def predict_equilibria(rules: Sequence[UpdateRule], law: GradientLaw) -> Predictions:
+    """Equilibria of many configs of one rule under `law`, each bit for bit as alone: its company has no effect.
+
+    A config without an equilibrium is NaN, and says why in `reasons`. Memory does not grow but for the result.
+
+    Args:
+        rules: At least one, all of one class.
+        law: Their common gradient law.
+
+    Raises:
+        InvalidArgument: No rules, or rules of several classes.
+        UnsupportedRule: The theory cannot carry the rule.
+
+    Example:
+        >>> from rwsim.optimizers import AdamW
+        >>> from rwsim.theory.noise import IdealWalk
+        >>> many = predict_equilibria([AdamW(lr=lr, weight_decay=0.1) for lr in (1e-3, 4e-3, 0.0)], IdealWalk(128))
+        >>> many.paper.norm.round(4)
+        array([0.8, 1.6, nan])
+        >>> many.reasons
+        ('', '', '`lr` is 0: without it there is no equilibrium to predict; give a positive value.')
+    """
+    if len({type(rule) for rule in rules}) != 1:
+        raise InvalidArgument("rules", "must hold at least one rule, and all of one class", {type(rule).__name__ for rule in rules})
+    shape = (len(rules), len(law.own_spread))
+    exact, table = (Equilibrium(*np.full((3, *shape), math.nan)) for _ in range(2))
+    reasons = [""] * len(rules)
+    # Neighbours in this order share all but their first hyperparameters, lr and decay: what they share is computed once.
+    for i in sorted(range(len(rules)), key=lambda i: sym.flat(rules[i].values)[::-1]):
+        try:
+            found = predict_equilibrium(rules[i], law)
+        except NoEquilibrium as error:
+            reasons[i] = str(error)
+            continue
+        for whole, part in ((exact, found.exact), (table, found.paper)):
+            if part is not None:
+                whole.norm_sq[i], whole.angle[i], whole.update_sq[i] = part.norm_sq, part.angle, part.update_sq
+    return Predictions(table if type(rules[0]).name in paper.TABLE_1 else None, exact, tuple(reasons))
+
+
 def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:
     """Equilibrium of `rule` under `law`.
 
@@ -98,84 +163,176 @@ def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:
     for name in ("lr", "weight_decay"):
         if getattr(values, name, None) == 0:
             raise NoEquilibrium(f"`{name}` is 0: without it there is no equilibrium to predict; give a positive value.")
-    response = linear_response(type(rule)).settled()
-    solve = _sign if response.direction == "sign" else _rational
-    exact, spread, linearized, normalizer = solve(rule, response, law)
-    unit_grad_norm_sq = float(((law.second_moment(spread)).sum(-1) * spread.sum(-1)).mean())
-    return Prediction(_paper(rule, law, spread), exact, unit_grad_norm_sq, linearized, normalizer)
+    solve = _sign if _settled(type(rule)).direction == "sign" else _rational
+    exact, spread, grad_sq, linearized, normalizer = solve(rule, law)
+    unit_grad_norm_sq = float((grad_sq.sum(-1) * spread.sum(-1)).mean())
+    return Prediction(_paper(rule, law, spread, grad_sq), exact, unit_grad_norm_sq, linearized, normalizer)
+
+
+@cached
+def _settled(rule: type[UpdateRule]) -> LinearResponse:
+    return linear_response(rule).settled()
+
+
+class _Reciprocals(NumPyPrinter):
+    """numpy has squares and reciprocals as such, but x**(-2) goes by logarithms."""
+
+    def _print_Pow(self, expr: sp.Pow, rational: bool = False) -> str:
+        if expr.exp.is_Integer and expr.exp < -1:
+            return f"(1/({self._print(expr.base)})**{-expr.exp})"
+        return super()._print_Pow(expr, rational)
 
 
 @cached
 def numeric(rule: type[UpdateRule], expressions: tuple[sp.Expr, ...], extra: tuple[sp.Symbol, ...]) -> Callable[..., list]:
     """numpy function of (hyperparameters in declaration order, *extra) for a tuple of expressions."""
-    return sp.lambdify((*sym.flat(sym.hyper_symbols(rule)), *extra), list(expressions), modules="numpy", cse=True)
+    return sp.lambdify((*sym.flat(sym.hyper_symbols(rule)), *extra), list(expressions), modules="numpy", cse=True, printer=_Reciprocals)
 
 
-def fixed_point(step: Callable[[Array], Array], start: Array, what: str) -> Array:
-    """Iterate x <- sqrt(x step(x)) until every entry is steady.
+def unstable(rule: UpdateRule) -> NoEquilibrium:
+    return NoEquilibrium(f"{rule!r} has no stable equilibrium: lr times weight decay is too large.")
 
-    Half a step in the logarithm: the maps here are powers of the layer's norm with exponents in [-1, 0]. A closed form
-    is negative where its recurrence is unstable; such an entry is made to grow and ends in `NoEquilibrium`.
+
+@dataclass(frozen=True)
+class _Forms:
+    """Per coordinate: a factor of hyperparameters alone and one that depends on the normalizer D.
+
+    Attributes:
+        weight: E omega^2 / E g_c^2.
+        turn: (E omega^2 - lag one) / E omega^2, free of the cancellation and of the poles of its parts.
+        update: E of the squared update / E g_c^2.
+        slope: d log weight / d log D.
     """
-    x = start
-    for _ in range(_FIXED_POINT_ITERATIONS):
-        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            new = step(x)
-            move = np.where(new > 0, np.log(np.abs(new) / x), 3.0)
-            x = x * np.exp(0.5 * move)
-        if not np.isfinite(x).all():
-            raise NoEquilibrium(f"{what} has no stable equilibrium: lr times weight decay is too large.")
-        if np.abs(move).max() < _FIXED_POINT_TOLERANCE:
-            return x
-    raise RwsimError(f"the fixed point of {what} did not settle: last relative change {np.abs(move).max():.1e}.")
+
+    weight: tuple[sp.Expr, sp.Expr]
+    turn: tuple[sp.Expr, sp.Expr]
+    update: tuple[sp.Expr, sp.Expr]
+    slope: sp.Expr
 
 
-def _rational(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> _Solution:
-    """Linear and second-moment-normalized rules: rational closed forms per coordinate."""
-    moments = stationary_moments(type(rule))
-    forms = numeric(type(rule), (moments.weight_sq, moments.lag_one, moments.update_sq), (sym.grad_sq, sym.normalizer))
-    hyper = sym.flat(rule.values)
-    start = np.ones(law.second_moment(np.ones((1, law.fan_in))).shape)
+@cached
+def _forms(rule: type[UpdateRule]) -> _Forms:
+    moments, root = stationary_moments(rule), sym.normalizer
+    weight, turn, update = (
+        sp.factor(form.subs(sym.grad_sq, 1)).as_independent(root, as_Add=False)
+        for form in (moments.weight_sq, 1 - moments.lag_one / moments.weight_sq, moments.update_sq)
+    )
+    slope = sp.factor(root * sp.diff(weight[1], root) / weight[1])
+    weight, turn, update = ((scale, _collected(shape)) for scale, shape in (weight, turn, update))
+    return _Forms(weight, turn, update, _collected(slope))
 
-    def normalizer(grad_sq: Array, spread: Array) -> Array:
-        return np.ones(grad_sq.shape)
 
-    def spread_given(grad_sq: Array) -> Array:
-        return forms(*hyper, grad_sq, normalizer(grad_sq, start))[0]
+def _collected(form: sp.Expr) -> sp.Expr:
+    """Sums by powers of the normalizer, the one array: what remains is arithmetic on numbers."""
+    return form.replace(lambda e: e.is_Add, lambda e: sp.collect(sp.expand(e), sym.normalizer))
 
-    if response.square is not None:
-        form, of_grad = response.square
-        if form != sp.diag(form[0, 0], *[0] * (form.rows - 1)):
-            raise UnsupportedRule(rule.name, "the normalizer averages momentum")
-        weight_part, grad_part = numeric(type(rule), (form[0, 0], of_grad), ())(*hyper)
 
-        def normalizer(grad_sq: Array, spread: Array) -> Array:
-            return np.sqrt(grad_part * grad_sq + weight_part * spread)
+@cached
+def _stability(rule: type[UpdateRule]) -> tuple[sp.Expr, ...]:
+    """Coefficients, highest first, of the characteristic polynomial of the transition in w, z = (1 + w)/(1 - w): |z| < 1 is
+    Re w < 0. Symbolic, since lr times decay would drown in the rounding of 1 - lr decay."""
+    transition = _settled(rule).transition
+    n, w = transition.rows, sp.Symbol("w")
+    terms = sum(c * (1 + w) ** (n - k) * (1 - w) ** k for k, c in enumerate(transition.charpoly().all_coeffs()))
+    numerator, denominator = sp.together(terms).as_numer_denom()
+    return tuple(_collected(sp.factor(c / denominator)) for c in sp.Poly(numerator, w).all_coeffs())
 
-        if weight_part != 0:
 
-            def spread_given(grad_sq: Array) -> Array:
-                # Decay inside the square: weight and normalizer set each other. The weight's moment falls with the
-                # normalizer and the normalizer grows with the weight, so there is one root per coordinate.
-                def excess(log_spread: Array, grad_sq: Array) -> Array:
-                    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-                        new = forms(*hyper, grad_sq, normalizer(grad_sq, np.exp(log_spread)))[0]
-                        return np.where(new > 0, log_spread - np.log(np.abs(new)), -1e3)
+@cached
+def _square(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr]:
+    """The normalizer's shares of E omega^2 and of E g_c^2."""
+    response = _settled(rule)
+    form, of_grad = response.square or (sp.zeros(1, 1), sp.Integer(0))
+    if form != sp.diag(form[0, 0], *[0] * (form.rows - 1)):
+        raise UnsupportedRule(rule.name, "the normalizer averages momentum")
+    return form[0, 0], of_grad
 
-                bracket = (np.full(grad_sq.shape, -200.0), np.full(grad_sq.shape, 200.0))
-                return np.exp(find_root(excess, bracket, args=(grad_sq,), tolerances={"xatol": 1e-13, "xrtol": 0.0}).x)
 
-    spread = fixed_point(lambda q: spread_given(law.second_moment(q)), start, repr(rule))
+@cached
+def _bends(rule: type[UpdateRule]) -> bool:
+    """Whether stability depends on the normalizer."""
+    return any(c.has(sym.normalizer) for c in _stability(rule))
+
+
+def _stable(coefficients: list[Any]) -> Any:
+    """Whether all roots of a real polynomial lie in the left half plane (Routh); entries may be arrays."""
+    upper, lower = coefficients[0::2], coefficients[1::2]
+    verdict = np.asarray(upper[0] > 0)
+    while lower:
+        verdict = verdict & (lower[0] > 0)
+        ratio = upper[0] / lower[0]
+        upper, lower = lower, [x - ratio * y for x, y in zip(upper[1:], [*lower[1:], 0.0], strict=False)]
+    return verdict
+
+
+def _rational(rule: UpdateRule, law: GradientLaw) -> _Solution:
+    """Linear and second-moment-normalized rules: rational closed forms per coordinate, proportional to E g_c^2."""
+    kind, hyper, response, forms = type(rule), sym.flat(rule.values), _settled(type(rule)), _forms(type(rule))
+    weight_scale, turn_scale, update_scale = numeric(kind, (forms.weight[0], forms.turn[0], forms.update[0]), ())(*hyper)
+    weight_form = numeric(kind, (forms.weight[1], forms.slope), (sym.normalizer,))
+    conditions = numeric(kind, _stability(kind), (sym.normalizer,))
+
+    if response.square is None:
+        root: Array | None = None
+        if not _stable(conditions(*hyper, 1.0)):
+            raise unstable(rule)
+        # spread = scale G(spread), and G is inverse to the spread's size or independent of it.
+        spread = law.own_spread * weight_scale ** (1 / (1 + law.scale_invariant))
+    else:
+        weight_part, grad_part = numeric(kind, _square(kind), ())(*hyper)
+        if not _bends(kind) and not _stable(conditions(*hyper, 1.0)):
+            raise unstable(rule)
+        of_weight = np.zeros(())
+
+        def normalizer(grad_sq: Array) -> Array:
+            nonlocal of_weight
+            of_grad = grad_part * grad_sq
+            if weight_part == 0:
+                return np.sqrt(of_grad)
+            # Decay inside the square: D^2 = of_grad + weight_part G w(D), weight and normalizer set each other. w falls from
+            # a pole, left of which the recurrence is unstable: one root right of it, to which Newton's method comes down from
+            # any point right of it. From the left D^2 = of_grad + weight_part G w(D) leads there.
+            root, pull = np.sqrt(of_grad + of_weight), weight_part * weight_scale * grad_sq
+            for _ in range(_ROOT_STEPS):
+                shape, slope = weight_form(*hyper, root)
+                square, weight = root * root, pull * shape
+                own = square - of_grad
+                move = (weight - own) / (2 * square - own * slope)
+                if not (weight.min() > 0 and own.min() > 0):
+                    move = np.where((weight > 0) & (own > 0), move, np.where(weight > 0, np.sqrt(of_grad + weight) / root - 1, 1.0))
+                root = root * (1 + move)
+                if not np.abs(move).max() > _ROOT_STEP:
+                    of_weight = root * root - of_grad
+                    return root
+            raise RwsimError(f"the normalizer of {rule!r} did not settle: last relative change {np.abs(move).max():.1e}.")
+
+        def sustain(grad_sq: Array) -> tuple[Array, Array | float]:
+            root = normalizer(grad_sq)
+            shape, slope = weight_form(*hyper, root)
+            weight, half = weight_scale * (grad_sq * shape), 0.5 * slope
+            if weight_part == 0:
+                return weight, 1 + half
+            whole = root * root
+            of_grad = grad_part * grad_sq / whole
+            # Near the pole the weight is better known from the normalizer than from its own form.
+            weight = np.where(of_grad > 0.5, weight, (1 - of_grad) * whole / weight_part)
+            return weight, (1 + half * of_grad) / (1 - half * (1 - of_grad))
+
+        spread = law.settle(sustain, law.own_spread)
+
+    if not np.isfinite(spread).all():
+        raise unstable(rule)
     grad_sq = law.second_moment(spread)
-    weight_sq, lag_one, update_sq = (x.sum(-1) for x in forms(*hyper, grad_sq, normalizer(grad_sq, spread)))
-    # A rational form has a value where its recurrence is unstable too; the eigenvalues tell.
-    entries = numeric(type(rule), tuple(response.transition), (sym.normalizer,))(*hyper, normalizer(grad_sq, spread))
-    matrices = np.stack(np.broadcast_arrays(*entries, grad_sq)[:-1], -1).reshape(*grad_sq.shape, *response.transition.shape)
-    if not (np.abs(np.linalg.eigvals(matrices)).max(-1) < 1).all():
-        raise NoEquilibrium(f"{rule!r} has no stable equilibrium: lr times weight decay is too large.")
-    relative_sq = 2 * (1 - lag_one / weight_sq)
-    exact = Equilibrium(weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), update_sq)
-    return exact, spread, float(weight_sq.mean()), None if response.square is None else normalizer(grad_sq, spread)
+    if response.square is not None:
+        root = normalizer(grad_sq)
+        # A rational form has a value where its recurrence is unstable too.
+        if _bends(kind) and not _stable(conditions(*hyper, root)).all():
+            raise unstable(rule)
+    turn, update = numeric(kind, (forms.turn[1], forms.update[1]), (sym.normalizer,))(*hyper, root)
+    weight_sq = spread.sum(-1)
+    relative_sq = 2 * turn_scale * (spread * turn).sum(-1) / weight_sq
+    exact = Equilibrium(weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), update_scale * (grad_sq * update).sum(-1))
+    return exact, spread, grad_sq, float(weight_sq.mean()), root
 
 
 def sign_autocovariance(rule: UpdateRule, law: GradientLaw) -> tuple[Array, Array]:
@@ -186,15 +343,21 @@ def sign_autocovariance(rule: UpdateRule, law: GradientLaw) -> tuple[Array, Arra
     conditional covariance over the product of the conditional deviations (THEORY.md section 4). Lengths of other
     steps enter through their mean. The linearization, (2/pi) rho at constant lengths, is the paper's model of the sign.
     """
-    response = linear_response(type(rule)).settled()
+    response = _settled(type(rule))
     if response.argument is None:
         raise UnsupportedRule(rule.name, "it has no sign")
     h, k = response.argument
     buffers = response.transition[1:, 1:]
     entries = numeric(type(rule), (*buffers, *response.drive[1:, 0], *h[0, 1:], k), ())(*sym.flat(rule.values))
-    n = buffers.rows
-    transition = np.array(entries[: n * n], dtype=float).reshape(n, n)
-    drive, row = np.array(entries[n * n : n * n + n], dtype=float), np.array(entries[n * n + n : n * n + 2 * n], dtype=float)
+    nodes, weights = law.length_squared()
+    return _sign_autocovariance(tuple(map(float, entries)), buffers.rows, tuple(nodes), tuple(weights))
+
+
+# lr and decay do not enter, so that neighbours of a sweep share it; few, since at beta_2 = 0.99999 one takes 40 MB.
+@lru_cache(maxsize=4)
+def _sign_autocovariance(entries: tuple[float, ...], n: int, nodes: tuple[float, ...], weights: tuple[float, ...]) -> tuple[Array, Array]:
+    transition = np.array(entries[: n * n]).reshape(n, n)
+    drive, row = np.array(entries[n * n : n * n + n]), np.array(entries[n * n + n : n * n + 2 * n])
     radius = max(abs(np.linalg.eigvals(transition)))
     length = 2 if radius == 0 else max(2, math.ceil(math.log(_KERNEL_TAIL) / math.log(radius)))
     # kernel[j] is the weight of g_{t-j} in n_t.
@@ -207,18 +370,22 @@ def sign_autocovariance(rule: UpdateRule, law: GradientLaw) -> tuple[Array, Arra
     spectrum = np.fft.rfft(kernel[1:], 2 * length)
     past = np.fft.irfft(np.abs(spectrum) ** 2, 2 * length)[: length + 1]  # sum_{j>=1} a_j a_{j+k} at k = 0, 1, ...
     past[length] = 0.0
-    nodes, weights = law.length_squared()
-    early, late = nodes[:, None, None], nodes[None, :, None]
-    own, lagged = kernel[0], kernel[1:]
-    covariance = own * lagged * early + past[1:]
-    deviation = np.sqrt((own**2 * early + past[0]) * (own**2 * late + past[0] + lagged**2 * (early - 1)))
-    arcsine = 2 / math.pi * np.arcsin(np.clip(covariance / deviation, -1.0, 1.0))
-    linear = 2 / math.pi * (own * lagged + past[1:]) / (own**2 + past[0])
-    return np.einsum("i,j,ijk->k", weights, weights, arcsine), linear
+    early, late = np.array(nodes)[:, None, None], np.array(nodes)[None, :, None]
+    own = kernel[0]
+    averaged = np.empty(length)
+    for first in range(0, length, _LAGS):
+        lags = slice(first, first + _LAGS)
+        lagged, shared = kernel[1:][lags], past[1:][lags]
+        covariance = own * lagged * early + shared
+        deviation = np.sqrt((own**2 * early + past[0]) * (own**2 * late + past[0] + lagged**2 * (early - 1)))
+        arcsine = 2 / math.pi * np.arcsin(np.clip(covariance / deviation, -1.0, 1.0))
+        averaged[lags] = np.einsum("i,j,ijk->k", weights, weights, arcsine)
+    return averaged, 2 / math.pi * (own * kernel[1:] + past[1:]) / (own**2 + past[0])
 
 
-def _sign(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> _Solution:
+def _sign(rule: UpdateRule, law: GradientLaw) -> _Solution:
     """Sign rules with decoupled decay: w' = rho w + b s, so E w^2 = b^2 (1 + 2 sum rho^k gamma_k) / (1 - rho^2)."""
+    response = _settled(type(rule))
     keep, step = numeric(type(rule), (response.transition[0, 0], response.sign_drive[0]), ())(*sym.flat(rule.values))
     if not -1 < keep < 1:
         raise NoEquilibrium(f"{rule!r} has no stable equilibrium: lr times weight decay must lie in (0, 2).")
@@ -228,15 +395,15 @@ def _sign(rule: UpdateRule, response: LinearResponse, law: GradientLaw) -> _Solu
     lag_one = keep * weight_sq + step**2 * (powers @ gamma)
     linearized = step**2 * (1 + 2 * keep * (powers @ linear)) / (1 - keep**2)
     # Signs have unit size whatever the coordinate's gradient, so every coordinate and neuron is alike.
-    neurons = law.second_moment(np.ones((1, law.fan_in))).shape[0]
+    neurons = len(law.own_spread)
     ones = np.ones(neurons)
     angle = 2 * math.asin(math.sqrt((1 - lag_one / weight_sq) / 2))
     spread = np.full((neurons, law.fan_in), weight_sq)
     exact = Equilibrium(law.fan_in * weight_sq * ones, angle * ones, law.fan_in * step**2 * ones)
-    return exact, spread, float(law.fan_in * linearized), None
+    return exact, spread, law.second_moment(spread), float(law.fan_in * linearized), None
 
 
-def _paper(rule: UpdateRule, law: GradientLaw, spread: Array) -> Equilibrium | None:
+def _paper(rule: UpdateRule, law: GradientLaw, spread: Array, moment: Array) -> Equilibrium | None:
     """Table 1 with the gradient moments of `law`.
 
     Its g~ = ||omega|| g presumes scale invariance; E g~^2 is evaluated at the equilibrium spread. Where gradients keep
@@ -245,7 +412,6 @@ def _paper(rule: UpdateRule, law: GradientLaw, spread: Array) -> Equilibrium | N
     column = paper.TABLE_1.get(rule.name)
     if column is None:
         return None
-    moment = law.second_moment(spread)
     unit_moment = moment * spread.sum(-1, keepdims=True)
     forms = numeric(
         type(rule), (column.norm, column.rotation, column.rms_update),
@@ -256,9 +422,9 @@ def _paper(rule: UpdateRule, law: GradientLaw, spread: Array) -> Equilibrium | N
         arguments = (law.fan_in, moment.sum(-1), unit_moment.sum(-1), np.sqrt(unit_moment).sum(-1))
         return [np.broadcast_to(np.asarray(x, dtype=float), moment.shape[:1]) for x in forms(*sym.flat(rule.values), *arguments)]
 
-    scale_invariant = not np.array_equal(moment, law.second_moment(4 * spread))
-    if not scale_invariant:
-        norm = fixed_point(lambda n: evaluate(moment * n[:, None] ** 2)[0], np.ones(moment.shape[:1]), repr(rule))
-        unit_moment = moment * norm[:, None] ** 2
+    if not law.scale_invariant:
+        # n^2 = ||omega||^2 solves n = norm(n^2 E g^2), a power law: its exponent from two values.
+        one, two = evaluate(moment)[0], evaluate(4 * moment)[0]
+        unit_moment = moment * (one ** (2 / (1 - np.log2(two / one))))[:, None]
     norm, angle, update = evaluate(unit_moment)
     return Equilibrium(norm**2, angle, update**2)
