@@ -1,6 +1,5 @@
 """Heat maps of a sweep over two axes: measured, predicted and their relative error."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.patheffects as effects
@@ -35,11 +34,11 @@ ERROR_MAP = plt.get_cmap("BrBG")
 # In neither map, for any kind of colour vision.
 DIVERGED = "#EE3377"
 _HATCH = "////"
+_VEIL, _COVER = (1.0, 1.0, 1.0, 0.35), (0.85, 0.85, 0.85, 1.0)
 DIVERGED_LABEL = "no value (diverged)"
 UNDER_WAY_LABEL = "not settled: no equilibrium"
 COLUMN_TITLES = ("measured", "predicted (exact)", "relative error, measured / exact − 1")  # noqa: RUF001 - a minus sign
 _OUTLINE: list[effects.AbstractPathEffect] = [effects.withStroke(linewidth=2.0, foreground="black")]
-_HALO: list[effects.AbstractPathEffect] = [effects.withStroke(linewidth=2.0, foreground="white")]
 PRODUCT_STYLE: dict[str, Any] = {"color": "0.15", "ls": (0, (4, 3)), "lw": 0.8}
 # Seen on dark cells too.
 _PRODUCT_HALO: list[effects.AbstractPathEffect] = [effects.withStroke(linewidth=1.8, foreground=(1, 1, 1, 0.6))]
@@ -58,9 +57,9 @@ def hatched(axis: Axes, x_edges: Array, y_edges: Array, mask: Array, face: tuple
         axis.add_patch(PathPatch(outline, facecolor=face, edgecolor="0.25", hatch=_HATCH, lw=0, gid="unsettled"))
 
 
-def color_bar(figure: Figure, axes: Sequence[Axes], values: Array, norm: Normalize, label: str, error: bool = False) -> None:
+def color_bar(figure: Figure, axes: list[Axes], values: Array, norm: Normalize, label: str, error: bool = False) -> None:
     mappable = plt.cm.ScalarMappable(norm, ERROR_MAP if error else VALUE_MAP)
-    bar = figure.colorbar(mappable, ax=list(axes), extend=extend(values, norm), pad=0.015, fraction=0.05, aspect=18)
+    bar = figure.colorbar(mappable, ax=axes, extend=extend(values, norm), pad=0.015, fraction=0.05, aspect=18)
     low, high = float(norm.vmin or 0), float(norm.vmax or 0)
     if error:
         bar.set_ticks([low, low / 2, 0, high / 2, high])
@@ -79,10 +78,13 @@ def error_bar_label(quantity: Quantity, cap: float) -> str:
 def rotation_contours(axis: Axes, x: Array, y: Array, rotation: Array) -> ContourSet | None:
     """Lines of equal predicted rotation at round levels; None where it does not vary."""
     values = finite(rotation)
-    if not len(values) or min(rotation.shape) < 2 or values.min() <= 0 or values.max() / values.min() < 1 + 1e-6:
+    if not len(values) or min(rotation.shape) < 2 or values.min() <= 0 or np.ptp(values) < 1e-6 * values.max():
         return None
-    levels = round_levels(float(values.min()), float(values.max()), 6)
-    levels = levels[(levels > values.min()) & (levels < values.max())]
+    low, high = float(values.min()), float(values.max())
+    # Not so close to an end that only a speck in a corner would show.
+    margin = (high / low) ** 0.04
+    levels = round_levels(low, high, 6)
+    levels = levels[(levels > low * margin) & (levels < high / margin)]
     if not len(levels):
         return None
     lines = axis.contour(x, y, np.ma.masked_invalid(rotation), levels=levels, colors="white", linewidths=1.1)
@@ -107,7 +109,9 @@ def product_lines(axis: Axes, labelled: bool) -> list[Line2D]:
             angle = np.degrees(np.arctan2(ends[1, 1] - ends[0, 1], ends[1, 0] - ends[0, 0]))
             axis.text(
                 x[50], level / x[50], number(level), rotation=angle, rotation_mode="anchor", ha="center", va="center",
-                fontsize=7.5, path_effects=_HALO, clip_on=True, gid="product label",
+                fontsize=7.5, clip_on=True, gid="product label",
+                # Or the dash before it reads as a minus sign.
+                bbox={"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 0.8},
             )  # fmt: skip
     axis.set_xlim(x0, x1)
     axis.set_ylim(y0, y1)
@@ -154,10 +158,10 @@ def map_figure(title: str, x: Axis, y: Axis, quantities: list[Quantity], rotatio
             axis.pcolormesh(x_edges, y_edges, shown, cmap=colors.with_extremes(bad=DIVERGED), norm=scale, rasterized=True)
             if column != 1:
                 # The error of a walk under way says nothing about the theory: it is covered.
-                hatched(axis, x_edges, y_edges, quantity.under_way.T, (1, 1, 1, 0.35) if column == 0 else (0.85, 0.85, 0.85, 1))
+                hatched(axis, x_edges, y_edges, quantity.under_way.T, _VEIL if column == 0 else _COVER)
                 hatch |= bool(quantity.under_way.any())
-        color_bar(figure, row[:2], np.concatenate([quantity.measured, quantity.exact]), norm, QUANTITY_LABELS[quantity.name])
-        color_bar(figure, row[2:], quantity.trusted_error, Normalize(-cap, cap), error_bar_label(quantity, cap), error=True)
+        color_bar(figure, list(row[:2]), np.concatenate([quantity.measured, quantity.exact]), norm, QUANTITY_LABELS[quantity.name])
+        color_bar(figure, list(row[2:]), quantity.trusted_error, Normalize(-cap, cap), error_bar_label(quantity, cap), error=True)
         row[0].set_ylabel(y.label, fontsize=9)
     for axis, text in zip(axes[0], COLUMN_TITLES, strict=True):
         axis.set_title(text, fontsize=9)

@@ -86,8 +86,11 @@ def line_figure(title: str, x: Axis, lines: list[tuple[str, Array, list[Quantity
         if not x.numeric:
             axis.set_xticks(range(len(x.values)), x.values.tolist(), rotation=0 if len(x.values) < 6 else 30)
             axis.set_xlim(-0.5, len(x.values) - 0.5)
-        elif x.log:
-            _fit_log(axis, "x", x.values.astype(float))
+        elif x.varies:
+            low, high = _limits(x)
+            axis.set(xscale="log" if x.log else "linear", xlim=(low, high))
+            if x.log:
+                set_ticks(axis.xaxis, low, high)
     figure.suptitle(title, fontsize=10)
     handles = [Line2D([], [], color=c, marker="o", lw=1.2, label=label) for c, (label, _, _) in zip(COLORS, lines, strict=False) if label]
     handles += [Line2D([], [], color="0.3", lw=1.2, label="exact"), Line2D([], [], color="0.35", lw=1, ls="--", label="Table 1")]
@@ -151,8 +154,8 @@ def scatter_figure(title: str, x: Axis, y: Axis, where: tuple[Array, Array], qua
             axis.scatter(where[0][gone], where[1][gone], color=DIVERGED, marker="X", s=40, linewidths=0)
             under_way |= bool(q.under_way.any())
             diverged |= bool(gone.any())
-        color_bar(figure, row[:1], q.measured, norm, QUANTITY_LABELS[q.name])
-        color_bar(figure, row[1:2], q.trusted_error, Normalize(-cap, cap), error_bar_label(q, cap), error=True)
+        color_bar(figure, list(row[:1]), q.measured, norm, QUANTITY_LABELS[q.name])
+        color_bar(figure, list(row[1:2]), q.trusted_error, Normalize(-cap, cap), error_bar_label(q, cap), error=True)
         _parity(row[2], q)
     for axis, text in zip(axes[0], ("measured", COLUMN_TITLES[2], "measured against exact"), strict=True):
         axis.set_title(text, fontsize=9)
