@@ -134,6 +134,14 @@ def style_axis(axis: Axes, x: Axis, y: Axis, x_edges: Array, y_edges: Array) -> 
     axis.tick_params(labelsize=8)
 
 
+def fix_layout(figure: Figure) -> None:
+    """Give the panels their final shape: labels on lines turn with them, and are set after this."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    figure.set_layout_engine("none")
+
+
 def map_figure(title: str, x: Axis, y: Axis, quantities: list[Quantity], rotation: Array) -> Figure:
     """A row per quantity; columns: measured, predicted, relative error. Arrays have shape (x, y).
 
@@ -178,9 +186,7 @@ def map_figure(title: str, x: Axis, y: Axis, quantities: list[Quantity], rotatio
     if missing:
         handles.append(Patch(facecolor=DIVERGED, label=DIVERGED_LABEL))
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
-    # Labels on lines turn with them, so the panels must have their final shape first.
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    fix_layout(figure)
     for row in axes:
         for column, axis in enumerate(row):
             if by_product:

@@ -23,6 +23,7 @@ from rwsim.plots.maps import (
     color_bar,
     empty,
     error_bar_label,
+    fix_layout,
     product_lines,
     style_axis,
 )  # fmt: skip
@@ -169,9 +170,7 @@ def scatter_figure(title: str, x: Axis, y: Axis, where: tuple[Array, Array], qua
     if handles:
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
     if by_product:
-        # Labels on lines turn with them, so the panels must have their final shape first.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
+        fix_layout(figure)
         for row in axes:
             product_lines(row[0], labelled=False)
             product_lines(row[1], labelled=True)

@@ -9,7 +9,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rwsim.plots.style import OPTIMIZER_TITLES, QUANTITY_LABELS
-from rwsim.walk.measure import layer_mean
 
 if TYPE_CHECKING:
     from rwsim.validate import Case, CaseResult, Validation
@@ -33,6 +32,9 @@ def validation_figure(results: Sequence["CaseResult"]) -> Figure:
     Coloured: four neurons of different gradient norm. Black: the layer's mean. Dashed red: exact prediction; dashed
     grey: Table 1. Dotted red, in the norm row: the expected approach from the walk's start. Shaded: burn-in.
     """
+    # It loads torch, which the pictures of a sweep do without.
+    from rwsim.walk.measure import layer_mean
+
     rows = ("rms_update", "rotation", "norm")
     figure, axes = plt.subplots(
         len(rows), len(results), figsize=(2.7 * len(results) + 0.6, 6.8), squeeze=False, sharex="col", layout="constrained"
