@@ -13,7 +13,7 @@ from matplotlib.patches import PathPatch
 import rwsim
 from rwsim.plots import save_sweep, save_trajectories, sweep_figures, trajectory_figures
 from rwsim.plots.data import average_replicates, grid_subset, pages, read_axes, read_quantities
-from rwsim.plots.maps import DIVERGED, DIVERGED_LABEL, UNDER_WAY_LABEL
+from rwsim.plots.maps import CONTOUR_LABEL, DIVERGED, DIVERGED_LABEL, UNDER_WAY_LABEL
 from rwsim.plots.style import cell_edges, color_norm, error_cap, is_log, number, round_levels
 
 xarray = pytest.importorskip("xarray", reason="the sweep extra is not installed")
@@ -232,8 +232,25 @@ def test_scales():
     assert len(round_levels(1.01, 1.04, 5)) >= 2
     assert error_cap(np.array([0.003, -0.004, np.nan])) == 0.01 and error_cap(np.array([7.0])) == 1 and error_cap(np.array([])) == 0.01
     assert isinstance(color_norm(np.array([1.0, 1.0])), LogNorm) and not isinstance(color_norm(np.array([-1.0, 1.0])), LogNorm)
-    assert [number(v) for v in (1e-5, 0.003, 15000.0, 1e6)] == ["1e-5", "0.003", "15,000", "1e6"]
+    assert [number(v) for v in (1e-5, 0.003, 0.9, 0.999, 0.9999, 15000.0, 1e6)] == [
+        "1e-5",
+        "0.003",
+        "0.9",
+        "0.999",
+        "0.9999",
+        "15,000",
+        "1e6",
+    ]
     assert grid_subset({"a": 20, "b": 20, "c": 2}, 12) == {"a": [0, 10, 19], "b": [0, 19], "c": [0, 1]}
+
+
+def test_few_values_are_their_own_ticks(calm):
+    data, figure = calm
+    axis = panels(figure)[0]
+    np.testing.assert_allclose(axis.get_yticks(), GRID["weight_decay"])
+    # Six are too many: round numbers instead.
+    assert axis.get_xticks().tolist() == pytest.approx([0.001, 0.003, 0.01, 0.03, 0.1])
+    assert [a.few for a in read_axes(data.isel(optimizer=0))] == [False, True]
 
 
 def test_capped_error_says_so(calm, troubled):
@@ -392,7 +409,7 @@ def test_no_prediction_means_no_contours():
     data = sweep(**GRID)
     del data["rotation_exact"]
     figure = sweep_figures(data)["sweep_adamw"]
-    assert not any(contours(axis) for axis in panels(figure))
+    assert not any(contours(axis) for axis in panels(figure)) and CONTOUR_LABEL not in legend(figure)
     assert np.isnan(read_quantities(data.isel(optimizer=0))[1].error).all()
 
 

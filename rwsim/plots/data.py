@@ -36,6 +36,12 @@ class Axis:
         return len(self.values) > 1
 
     @property
+    def few(self) -> bool:
+        """So few numbers, so far apart, that a tick at each has room for its label."""
+        places = np.log(self.values) if self.log else self.values
+        return self.varies and len(places) <= 5 and bool(np.diff(places).min() >= 0.15 * np.ptp(places))
+
+    @property
     def label(self) -> str:
         return _AXIS_LABELS.get(self.name, words(self.name))
 

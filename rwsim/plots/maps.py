@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as Outline
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from rwsim.plots.data import Axis, Quantity
 from rwsim.plots.style import (
@@ -35,6 +35,7 @@ ERROR_MAP = plt.get_cmap("BrBG")
 DIVERGED = "#EE3377"
 _HATCH = "////"
 _VEIL, _COVER = (1.0, 1.0, 1.0, 0.35), (0.85, 0.85, 0.85, 1.0)
+CONTOUR_LABEL = r"predicted $\eta_r$ (rad/step)"
 DIVERGED_LABEL = "no value (diverged)"
 UNDER_WAY_LABEL = "not settled: no equilibrium"
 COLUMN_TITLES = ("measured", "predicted (exact)", "relative error, measured / exact − 1")  # noqa: RUF001 - a minus sign
@@ -75,20 +76,24 @@ def error_bar_label(quantity: Quantity, cap: float) -> str:
     return f"error (colours end at ±{100 * cap:g} %)" if len(worst) and worst.max() > cap else "error"
 
 
-def rotation_contours(axis: Axes, x: Array, y: Array, rotation: Array) -> ContourSet | None:
-    """Lines of equal predicted rotation at round levels; None where it does not vary."""
+def contour_levels(rotation: Array) -> Array:
+    """Round levels between which the predicted rotation varies; none where it does not."""
     values = finite(rotation)
     if not len(values) or min(rotation.shape) < 2 or values.min() <= 0 or np.ptp(values) < 1e-6 * values.max():
-        return None
+        return np.array([])
     low, high = float(values.min()), float(values.max())
     # Not so close to an end that only a speck in a corner would show.
     margin = (high / low) ** 0.04
-    levels = round_levels(low, high, 6)
-    levels = levels[(levels > low * margin) & (levels < high / margin)]
-    if not len(levels):
-        return None
+    levels = round_levels(low, high, 7)
+    return levels[(levels > low * margin) & (levels < high / margin)]
+
+
+def rotation_contours(axis: Axes, x: Array, y: Array, rotation: Array, levels: Array) -> ContourSet:
+    """Lines of equal predicted rotation, labelled."""
     lines = axis.contour(x, y, np.ma.masked_invalid(rotation), levels=levels, colors="white", linewidths=1.1)
     lines.set_path_effects(_OUTLINE)
+    for label in axis.clabel(lines, fmt=number, fontsize=7.5, inline_spacing=3):
+        label.set_path_effects(_OUTLINE)
     return lines
 
 
@@ -109,7 +114,7 @@ def product_lines(axis: Axes, labelled: bool) -> list[Line2D]:
             angle = np.degrees(np.arctan2(ends[1, 1] - ends[0, 1], ends[1, 0] - ends[0, 0]))
             axis.text(
                 x[50], level / x[50], number(level), rotation=angle, rotation_mode="anchor", ha="center", va="center",
-                fontsize=7.5, clip_on=True, gid="product label",
+                fontsize=7.5, clip_on=True, zorder=1.6, gid="product label",
                 # Or the dash before it reads as a minus sign.
                 bbox={"facecolor": "white", "alpha": 0.8, "lw": 0, "pad": 0.8},
             )  # fmt: skip
@@ -123,14 +128,14 @@ def empty(axis: Axes, text: str) -> None:
 
 
 def style_axis(axis: Axes, x: Axis, y: Axis, x_edges: Array, y_edges: Array) -> None:
-    if x.log:
-        axis.set_xscale("log")
-        set_ticks(axis.xaxis, x_edges[0], x_edges[-1])
-    if y.log:
-        axis.set_yscale("log")
-        set_ticks(axis.yaxis, y_edges[0], y_edges[-1])
-    axis.set_xlim(x_edges[0], x_edges[-1])
-    axis.set_ylim(y_edges[0], y_edges[-1])
+    for which, ticks, swept, edges in (("x", axis.xaxis, x, x_edges), ("y", axis.yaxis, y, y_edges)):
+        axis.set(**{f"{which}scale": "log" if swept.log else "linear", f"{which}lim": (edges[0], edges[-1])})
+        if swept.few:
+            ticks.set_major_locator(FixedLocator(list(swept.values.astype(float))))
+            ticks.set_major_formatter(FuncFormatter(number))
+            ticks.set_minor_locator(NullLocator())
+        elif swept.log:
+            set_ticks(ticks, edges[0], edges[-1])
     axis.tick_params(labelsize=8)
 
 
@@ -177,7 +182,10 @@ def map_figure(title: str, x: Axis, y: Axis, quantities: list[Quantity], rotatio
         axis.set_xlabel(x.label, fontsize=9)
     figure.suptitle(title, fontsize=10)
 
-    handles: list[Line2D | Patch] = [Line2D([], [], color="white", lw=1.1, path_effects=_OUTLINE, label=r"predicted $\eta_r$ (rad/step)")]
+    handles: list[Line2D | Patch] = []
+    levels = contour_levels(rotation)
+    if len(levels):
+        handles.append(Line2D([], [], color="white", lw=1.1, path_effects=_OUTLINE, label=CONTOUR_LABEL))
     by_product = {x.name, y.name} == {"lr", "weight_decay"}
     if by_product:
         handles.append(Line2D([], [], **PRODUCT_STYLE, label="learning rate × weight decay"))  # noqa: RUF001
@@ -185,14 +193,13 @@ def map_figure(title: str, x: Axis, y: Axis, quantities: list[Quantity], rotatio
         handles.append(Patch(facecolor="0.9", edgecolor="0.25", hatch=_HATCH, lw=0, label=UNDER_WAY_LABEL))
     if missing:
         handles.append(Patch(facecolor=DIVERGED, label=DIVERGED_LABEL))
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
+    if handles:
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8.5, frameon=False)
     fix_layout(figure)
     for row in axes:
         for column, axis in enumerate(row):
             if by_product:
                 product_lines(axis, labelled=column == 2)
-            lines = rotation_contours(axis, x.values, y.values, rotation.T) if column < 2 else None
-            if lines is not None:
-                for label in axis.clabel(lines, fmt=number, fontsize=7.5, inline_spacing=3):
-                    label.set_path_effects(_OUTLINE)
+            if len(levels) and column < 2:
+                rotation_contours(axis, x.values, y.values, rotation.T, levels)
     return figure

@@ -148,11 +148,13 @@ def scatter_figure(title: str, x: Axis, y: Axis, where: tuple[Array, Array], qua
                 places = where[0][shown], where[1][shown]
                 if axis is row[1] and marker == "v":
                     # The error of a walk under way says nothing about the theory.
-                    axis.scatter(*places, color="0.85", s=34, edgecolors="0.3", linewidths=0.6, marker=marker)
+                    axis.scatter(*places, color="0.85", s=34, edgecolors="0.3", linewidths=0.6, marker=marker, zorder=2)
                 else:
-                    axis.scatter(*places, c=values[shown], cmap=colors, norm=scale, s=34, edgecolors="0.3", linewidths=0.6, marker=marker)
+                    axis.scatter(
+                        *places, c=values[shown], cmap=colors, norm=scale, s=34, edgecolors="0.3", linewidths=0.6, marker=marker, zorder=2
+                    )
             gone = ~np.isfinite(q.measured)
-            axis.scatter(where[0][gone], where[1][gone], color=DIVERGED, marker="X", s=40, linewidths=0)
+            axis.scatter(where[0][gone], where[1][gone], color=DIVERGED, marker="X", s=40, linewidths=0, zorder=2)
             under_way |= bool(q.under_way.any())
             diverged |= bool(gone.any())
         color_bar(figure, list(row[:1]), q.measured, norm, QUANTITY_LABELS[q.name])

@@ -57,12 +57,12 @@ def finite(*arrays: Array) -> Array:
 
 
 def color_norm(*arrays: Array) -> Normalize:
-    """One colour scale for all arrays: logarithmic if they are positive."""
+    """One colour scale for all arrays: logarithmic if they are positive, and so wide that noise alone does not fill it."""
     values = finite(*arrays)
     if not len(values):
         return Normalize(0, 1)
     low, high = float(values.min()), float(values.max())
-    if high - low <= 1e-6 * abs(high):
+    if high - low <= 0.1 * abs(high):
         low, high = low - 0.05 * abs(low) - (low == 0), high + 0.05 * abs(high) + (high == 0)
     return LogNorm(low, high) if low > 0 else Normalize(low, high)
 
@@ -83,7 +83,9 @@ def extend(values: Array, norm: Normalize) -> str:
 
 
 def number(value: float, _: object = None) -> str:
-    """A short decimal: 1e-5, 0.003, 15,000, 1e6."""
+    """A short decimal: 1e-5, 0.003, 0.9995, 15,000, 1e6."""
+    if 0.9 < value < 1:
+        return f"{round(value, 1 - int(np.floor(np.log10(1 - value)))):.10g}"
     if 1000 <= abs(value) < 1e6:
         return f"{value:,.0f}"
     return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
