@@ -1,26 +1,24 @@
-"""Figures. A leaf: nothing imports it but the command line."""
+"""The picture of a validation: the paper's Figure 9."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from rwsim.validate import Case, CaseResult, Validation
-from rwsim.walk.measure import layer_mean
+from rwsim.plots.style import OPTIMIZER_TITLES, QUANTITY_LABELS
+
+if TYPE_CHECKING:
+    from rwsim.validate import Case, CaseResult, Validation
 
 # Okabe-Ito: told apart by colour-blind readers too.
 _NEURON_COLORS = ("#CC79A7", "#E69F00", "#009E73", "#0072B2")
-_ROWS = {"rms_update": r"RMS update $\eta_g$", "rotation": r"rotation $\eta_r$ (rad/step)", "norm": r"norm $\|\omega\|$"}
-_TITLES = {"sgdm": "SGDM", "adamw": "AdamW", "adam_l2": r"Adam+$\ell_2$", "lion": "Lion"}
 
 
-def _title(case: Case) -> str:
-    name = _TITLES.get(case.rule.name, case.rule.name)
+def _title(case: "Case") -> str:
+    name = OPTIMIZER_TITLES.get(case.rule.name, case.rule.name)
     values = vars(case.rule.values)
     extra = [f"momentum {values['momentum']:g}"] if "momentum" in values else []
     extra += [f"betas {values['betas'][0]:g}, {values['betas'][1]:g}"] if "betas" in values else []
@@ -28,12 +26,15 @@ def _title(case: Case) -> str:
     return f"{name}\nlr {values['lr']:g}, wd {values['weight_decay']:g}\n{', '.join(extra)}"
 
 
-def validation_figure(results: Sequence[CaseResult]) -> Figure:
+def validation_figure(results: Sequence["CaseResult"]) -> Figure:
     """The paper's Figure 9: RMS update, rotation and norm over time, a column per optimizer.
 
     Coloured: four neurons of different gradient norm. Black: the layer's mean. Dashed red: exact prediction; dashed
     grey: Table 1. Dotted red, in the norm row: the expected approach from the walk's start. Shaded: burn-in.
     """
+    # It loads torch, which the pictures of a sweep do without.
+    from rwsim.walk.measure import layer_mean
+
     rows = ("rms_update", "rotation", "norm")
     figure, axes = plt.subplots(
         len(rows), len(results), figsize=(2.7 * len(results) + 0.6, 6.8), squeeze=False, sharex="col", layout="constrained"
@@ -66,7 +67,7 @@ def validation_figure(results: Sequence[CaseResult]) -> Figure:
             axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
             axis.yaxis.get_offset_text().set_fontsize(7)
             if column == 0:
-                axis.set_ylabel(_ROWS[quantity], fontsize=9)
+                axis.set_ylabel(QUANTITY_LABELS[quantity], fontsize=9)
             if row == 0:
                 axis.set_title(_title(case), fontsize=8)
             if row == len(rows) - 1:
@@ -76,7 +77,7 @@ def validation_figure(results: Sequence[CaseResult]) -> Figure:
     return figure
 
 
-def save_validation(result: Validation, folder: Path) -> Path | None:
+def save_validation(result: "Validation", folder: Path) -> Path | None:
     """Write ``walk.png`` to `folder`; None where there is nothing to draw (an earlier run's picture is removed)."""
     path = folder / "walk.png"
     if not result.cases:

@@ -1,0 +1,10 @@
+"""Figures. A leaf: nothing imports it but the command line."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+from rwsim.plots.sweep import save_sweep, save_trajectories, sweep_figures, trajectory_figures
+from rwsim.plots.validation import save_validation, validation_figure
+
+__all__ = ["save_sweep", "save_trajectories", "save_validation", "sweep_figures", "trajectory_figures", "validation_figure"]
