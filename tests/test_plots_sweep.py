@@ -307,6 +307,11 @@ def test_one_axis_makes_lines_with_error_bars():
     assert [line.get_xdata().tolist() for line in crosses] == [pytest.approx([0.1])]
 
 
+def test_prediction_of_a_single_point_is_seen():
+    figure = sweep_figures(sweep(lr=[0.1], weight_decay=[0.1]))["sweep_adamw"]
+    assert [line.get_marker() for line in panels(figure)[0].lines[:2]] == ["_", "_"]
+
+
 def test_points_beyond_an_error_frame_are_counted():
     data = sweep(lr=LINE["lr"])
     data["norm"][0, 0] *= 5

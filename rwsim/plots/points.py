@@ -59,8 +59,10 @@ def line_figure(title: str, x: Axis, lines: list[tuple[str, Array, list[Quantity
     for row, (values, errors) in enumerate(axes):
         quantities = [q[row] for _, _, q in lines]
         for i, (color, (_, where, _), q) in enumerate(zip(COLORS, lines, quantities, strict=False)):
-            values.plot(where, q.exact, color=color, lw=1.2)
-            values.plot(where, q.paper, color="0.35", lw=1.0, ls="--", zorder=2.5)
+            # A line through one place, or between words, shows nothing.
+            dash = {"marker": "_", "ms": 18.0} if len(where) == 1 or not x.numeric else {}
+            values.plot(where, q.exact, color=color, lw=1.2, **dash)
+            values.plot(where, q.paper, color="0.35", lw=1.0, ls="--", zorder=2.5, **dash)
             relative = q.mcse / np.where(q.exact == 0, np.nan, np.abs(q.exact))
             # Side by side, or the error bars of several lines would hide one another.
             beside = _shifted(where, x, 0.012 * (i - (len(lines) - 1) / 2))
