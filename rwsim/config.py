@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,6 +27,9 @@ def first_problem(error: ValidationError) -> InvalidArgument:
     return InvalidArgument(".".join(map(str, first["loc"])), f"must be {message}", first["input"])
 
 
+_Settings = TypeVar("_Settings", bound="WalkSettings")
+
+
 class WalkSettings(BaseModel):
     """Settings of a walk; the defaults are the paper's."""
 
@@ -43,7 +46,7 @@ class WalkSettings(BaseModel):
     seed: int = Field(0, ge=0)
 
     @classmethod
-    def checked(cls, **values: Any) -> Self:
+    def checked(cls: type[_Settings], **values: Any) -> _Settings:
         """Like the constructor, but the first problem is raised as an `InvalidArgument`."""
         try:
             return cls(**values)

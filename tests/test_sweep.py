@@ -362,6 +362,7 @@ if __name__ == "__main__":
     import rwsim.sweeps.sweep as s
     plan = running.plan
     s.plan = lambda *given: replace(plan(*given), batch={batch})
+    open(sys.argv[0] + ".ready", "w").close()
     sys.exit(run(sys.argv[1:]))
 """
 
@@ -370,32 +371,37 @@ def started(out: Path, *arguments: str, batch: int = 5, **options) -> subprocess
     """`rwsim sweep` in a process of its own, in small batches."""
     script = out.parent / "sweep_script.py"
     script.write_text(_SWEEP.format(batch=batch))
+    script.with_name("sweep_script.py.ready").unlink(missing_ok=True)
     return subprocess.Popen(
         [sys.executable, str(script), "sweep", "--out", str(out), "--quiet", *arguments], stderr=subprocess.PIPE, text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(rwsim.__file__).parent.parent)}, **options,
     )  # fmt: skip
 
 
-LONG = ("--optimizer", "adamw", "--axis", "lr=1e-3:1e-1:20:log", "--axis", "weight_decay=0.1:1:10:log")
 SIZE = ("--fan-in", "16", "--neurons", "8", "--steps", "600")
 
 
-def survive(tmp_path: Path, kills: int, signals: tuple[int, ...]) -> None:
-    """Kill a sweep of 200 points at random moments, resume it each time, and compare with one that was left alone."""
+def long(count: int) -> tuple[str, ...]:
+    """A sweep of 20 times `count` points."""
+    return ("--optimizer", "adamw", "--axis", "lr=1e-3:1e-1:20:log", "--axis", f"weight_decay=0.1:1:{count}:log", *SIZE)
+
+
+def survive(tmp_path: Path, count: int, kills: int, signals: tuple[int, ...]) -> None:
+    """Kill a sweep of 20 times `count` points at random moments, resume it each time, and compare with one that was left alone."""
     whole = sweep(
         SweepConfig.checked(
-            optimizer=["adamw"], axes={"lr": "1e-3:1e-1:20:log", "weight_decay": "0.1:1:10:log"}, fan_in=16, neurons=8, steps=600
+            optimizer=["adamw"], axes={"lr": "1e-3:1e-1:20:log", "weight_decay": f"0.1:1:{count}:log"}, fan_in=16, neurons=8, steps=600
         ),
         tmp_path / "whole",
     )  # fmt: skip
     rng = np.random.default_rng(0)
     out, kept, ended = tmp_path / "out", 0, 0
     for attempt in range(kills):
-        process = started(out, *(("--resume",) if (out / "ledger.sqlite").exists() else ()), *LONG, *SIZE)
+        process = started(out, *(("--resume",) if (out / "ledger.sqlite").exists() else ()), *long(count))
         deadline = time.monotonic() + 120
-        while not (out / "ledger.sqlite").exists() and process.poll() is None and time.monotonic() < deadline:
+        while not (tmp_path / "sweep_script.py.ready").exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(float(rng.random()) * (1.5 if attempt else 0.3) + (2.0 if attempt else 0.0))
+        time.sleep(2 * float(rng.random()))
         number = signals[attempt % len(signals)]
         process.send_signal(number)
         error = process.communicate(timeout=120)[1]
@@ -408,7 +414,7 @@ def survive(tmp_path: Path, kills: int, signals: tuple[int, ...]) -> None:
         assert now >= kept
         kept = now
     assert ended < kills, "every run was over before it was killed"
-    process = started(out, "--resume", *LONG, *SIZE)
+    process = started(out, "--resume", *long(count))
     assert process.communicate(timeout=200)[1] == "" and process.returncode == 0
     with xarray.open_dataset(out / "sweep.nc") as found:
         assert same(found.load(), xarray.open_dataset(tmp_path / "whole" / "sweep.nc").load())
@@ -416,25 +422,25 @@ def survive(tmp_path: Path, kills: int, signals: tuple[int, ...]) -> None:
 
 
 def test_a_killed_sweep_goes_on(tmp_path):
-    survive(tmp_path, 2, (signal.SIGKILL, signal.SIGINT))
+    survive(tmp_path, 4, 2, (signal.SIGKILL, signal.SIGINT))
 
 
 @pytest.mark.slow
 def test_a_sweep_survives_ten_kills(tmp_path):
-    survive(tmp_path, 10, (signal.SIGKILL,))
+    survive(tmp_path, 10, 10, (signal.SIGKILL,))
 
 
 def test_a_full_disk_ends_the_sweep_and_spares_the_ledger(tmp_path):
-    """The kernel refuses files beyond 60 kB, as a full disk would."""
+    """The kernel refuses files beyond 40 kB, as a full disk would."""
 
     def small_files() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 
-    process = started(tmp_path / "out", *LONG, *SIZE, preexec_fn=small_files)
+    process = started(tmp_path / "out", *long(4), preexec_fn=small_files)
     error = process.communicate(timeout=200)[1]
     assert process.returncode == 3 and "cannot keep results in" in error and error.count("\n") == 1, error
-    process = started(tmp_path / "out", "--resume", *LONG, *SIZE)
+    process = started(tmp_path / "out", "--resume", *long(4))
     assert process.communicate(timeout=200)[1] == "" and process.returncode == 0
 
 

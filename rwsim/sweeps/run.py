@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessP
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -34,6 +34,7 @@ _ROWS, _ABREAST = 32_768, 16
 _TRIES = 3
 
 
+@runtime_checkable
 class Submits(Protocol):
     """Any executor: `concurrent.futures`, a dask client's `get_executor()`, ..."""
 
@@ -175,7 +176,7 @@ def plan(grid: Grid, points: Sequence[Point], engine: str, kind: str, workers: i
     if _ABREAST < batch < len(points):
         batch -= batch % _ABREAST
     total = sum(config.steps * rows * point.setting.fan_in for point in points)
-    work = sum(config.steps * rows for _ in points)
+    work = float(config.steps * rows * len(points))
     return Plan(engine, batch, len(points), work, total / rate, min(batch, len(points)) * (state + kept) * abreast, places)
 
 

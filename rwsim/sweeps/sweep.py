@@ -52,7 +52,7 @@ def sweep(
     out: str | os.PathLike[str],
     *,
     resume: bool = False,
-    executor: str | Submits = "local",
+    executor: Any = "local",
     workers: int | None = None,
     scheduler: str = "",
     planned: Callable[[Plan, int], None] | None = None,
@@ -114,7 +114,7 @@ def sweep(
 
 
 def _walk(
-    grid: Grid, keys: tuple[str, ...], missing: list[int], engine: str, device: str, ledger: Ledger, chosen: str | Submits,
+    grid: Grid, keys: tuple[str, ...], missing: list[int], engine: str, device: str, ledger: Ledger, chosen: Any,
     workers: int | None, scheduler: str, planned: Callable[[Plan, int], None] | None, progress: Callable[[int], None] | None,
 ) -> None:  # fmt: skip
     """Walk the points that are missing, and keep them."""
@@ -150,6 +150,6 @@ def _walk(
 @contextmanager
 def _given(pool: Any, workers: int) -> Iterator[tuple[Callable[[], Submits], int]]:
     """An executor of the caller's, who closes it."""
-    if not callable(getattr(pool, "submit", None)):
+    if not isinstance(pool, Submits):
         raise InvalidArgument("executor", "must have a method submit", pool)
     yield lambda: pool, 2 * workers
