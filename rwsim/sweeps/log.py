@@ -73,10 +73,8 @@ def read_log(path: Path, config: SweepConfig) -> "xarray.Dataset":
     rows = tuple(zip(*([int(x) if SETTINGS.get(name) is int else x for x in columns[name]] for name in swept), strict=True))
     config = config.model_copy(update={"points": len(rows), "design": "random", "replicates": 1, "axes": {n: [] for n in swept}})
     grid = Grid(config, axes, rows, (find_rule(config.optimizer[0]),))
-    measured = result.measure(grid, [None] * len(grid))
+    variables = dict(result.Predicted(grid).values)
     for name in found:
         quantity, factor = _MEASURED[name]
-        measured.values[quantity] = np.array(columns[name]) * factor
-    data = result.dataset(grid, measured, {**result.provenance(grid, "none", "none"), "title": f"rwsim sweep --log {path.name}"})
-    absent = {f"{q}{s}" for q in QUANTITIES for s in ("", "_mcse")} - {_MEASURED[name][0] for name in found}
-    return data.drop_vars(["burn_in", "settled", "diverged", *sorted(absent)])
+        variables[quantity] = np.array(columns[name]) * factor
+    return result.dataset(grid, variables, {**result.provenance(grid, "none", "none"), "title": f"rwsim sweep --log {path.name}"})

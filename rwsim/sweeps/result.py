@@ -14,7 +14,7 @@ import numpy as np
 from rwsim.errors import StorageError, Unavailable, UnsupportedRule
 from rwsim.optimizers import UpdateRule
 from rwsim.stats.mcse import estimate
-from rwsim.sweeps.grid import Grid, Point
+from rwsim.sweeps.grid import Grid, Setting
 from rwsim.sweeps.outcome import Outcome
 from rwsim.theory import symbols as sym
 from rwsim.theory.equilibrium import Equilibrium, numeric, predict_equilibria
@@ -52,40 +52,68 @@ def need_xarray() -> None:
         raise Unavailable("a sweep needs xarray for its results, which is not here; pip install 'rwsim[sweep]'.") from None
 
 
-class Measured:
-    """Arrays over points: measured quantities with their errors, and the predictions."""
+class Predicted:
+    """Predictions of every point at constant hyperparameters: arrays over points, NaN where theory has none.
 
-    def __init__(self, points: Sequence[Point]) -> None:
-        count = len(points)
-        self.values = {f"{q}{suffix}": np.full(count, math.nan) for suffix in ("", "_mcse", "_exact", "_paper") for q in QUANTITIES}
-        self.values["time_constant"] = np.full(count, math.nan)
-        self.burn_in, self.diverged = np.zeros(count, dtype=np.int32), np.zeros(count, dtype=np.int32)
-        self.settled = np.zeros(count, dtype=np.int8)
+    Attributes:
+        values: Of each quantity, the form (``norm_exact``, ``norm_paper``, ...), and ``time_constant``.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        config, points = grid.config, grid.points
+        names = (*(f"{quantity}_{form}" for form in ("exact", "paper") for quantity in QUANTITIES), "time_constant")
+        self.values = {name: np.full(len(points), math.nan) for name in names}
+        self._layers = config.layers
+        self._neurons: dict[int, tuple[Equilibrium, int]] = {}
+        groups: dict[tuple[type[UpdateRule], Setting], list[int]] = {}
+        for i, point in enumerate(points):
+            if point.setting.schedule == "constant":
+                groups.setdefault((type(point.rule), point.setting), []).append(i)
+        for (kind, setting), members in groups.items():
+            layer = Layer.draw(setting.fan_in, config.neurons, setting.batch, setting.loss_scale, config.gamma, config.seed)
+            rules = [points[i].rule for i in members]
+            try:
+                prediction = predict_equilibria(rules, layer.law(config.gradient))
+            except UnsupportedRule:
+                continue  # measured all the same
+            for form, found in (("exact", prediction.exact), ("paper", prediction.paper)):
+                if found is not None:
+                    for quantity in QUANTITIES:
+                        self.values[f"{quantity}_{form}"][members] = getattr(found, quantity)
+            self.values["time_constant"][members] = time_constants(kind, rules)
+            self._neurons |= {i: (prediction.exact, place) for place, i in enumerate(members)}
+
+    def profile(self, i: int, neurons: int) -> np.ndarray | None:
+        """Expected norm^2, angle and squared RMS update of a point's neurons, shape (3, neuron); None if there is none."""
+        if i not in self._neurons:
+            return None
+        exact, place = self._neurons[i]
+        rows = [np.broadcast_to(x[place], neurons // self._layers) for x in (exact.norm_sq, exact.angle, exact.update_sq)]
+        return np.tile(np.stack(rows), self._layers)
 
 
-def measure(grid: Grid, outcomes: Iterable[Outcome | None]) -> Measured:
-    """Predict every point, and take means and errors of those that were walked."""
+def measure(grid: Grid, outcomes: Iterable[Outcome | None], predicted: Predicted) -> dict[str, np.ndarray]:
+    """Variables over points: what was measured, with errors, and what was predicted."""
     points = grid.points
-    result = Measured(points)
-    expected = predict(grid, points, result.values)
+    measured = {f"{quantity}{suffix}": np.full(len(points), math.nan) for suffix in ("", "_mcse") for quantity in QUANTITIES}
+    burn_in, diverged = np.zeros(len(points), dtype=np.int32), np.zeros(len(points), dtype=np.int32)
+    settled = np.zeros(len(points), dtype=np.int8)
     for i, (point, outcome) in enumerate(zip(points, outcomes, strict=True)):
         if outcome is None:
             continue
-        result.burn_in[i], result.diverged[i] = outcome.burn_in, outcome.diverged
+        burn_in[i], diverged[i] = outcome.burn_in, outcome.diverged
         if outcome.diverged:
             continue
-        length = grid.config.steps - outcome.burn_in
-        constant = result.values["time_constant"][i]
-        known = point.setting.schedule == "constant" and not length < _TIME_CONSTANTS * constant
-        result.settled[i] = outcome.steady and known
-        profile = expected(i)
+        short = grid.config.steps - outcome.burn_in < _TIME_CONSTANTS * predicted.values["time_constant"][i]
+        settled[i] = outcome.steady and not short and point.setting.schedule == "constant"
+        profile = predicted.profile(i, outcome.means.shape[1])
         for q, (quantity, means) in enumerate(zip(QUANTITIES, outcome.means, strict=True)):
             mean, error = float(means.mean()), _error(grid, outcome, q, None if profile is None else profile[q])
-            if quantity != "rotation":
+            if quantity != "rotation":  # a root of a mean square
                 mean = math.sqrt(mean)
                 error = error / (2 * mean) if mean else math.nan
-            result.values[quantity][i], result.values[f"{quantity}_mcse"][i] = mean, error
-    return result
+            measured[quantity][i], measured[f"{quantity}_mcse"][i] = mean, error
+    return {**measured, **predicted.values, "burn_in": burn_in, "settled": settled, "diverged": diverged}
 
 
 def _error(grid: Grid, outcome: Outcome, q: int, expected: np.ndarray | None) -> float:
@@ -104,39 +132,6 @@ def _error(grid: Grid, outcome: Outcome, q: int, expected: np.ndarray | None) ->
     return math.sqrt(float((residual**2).sum()) / (len(means) * (len(means) - 1)))
 
 
-def predict(grid: Grid, points: Sequence[Point], values: Mapping[str, np.ndarray]) -> Any:
-    """Fill in the predictions of points at constant hyperparameters; a function gives a point's (3, neuron) expectations."""
-    config = grid.config
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, point in enumerate(points):
-        if point.setting.schedule == "constant":
-            groups.setdefault((type(point.rule), point.setting), []).append(i)
-    found: dict[int, tuple[Equilibrium, int]] = {}
-    for (kind, setting), members in groups.items():
-        layer = Layer.draw(setting.fan_in, config.neurons, setting.batch, setting.loss_scale, config.gamma, config.seed)
-        rules = [points[i].rule for i in members]
-        try:
-            prediction = predict_equilibria(rules, layer.law(config.gradient))
-        except UnsupportedRule:
-            continue  # measured all the same
-        for name, form in (("exact", prediction.exact), ("paper", prediction.paper)):
-            if form is not None:
-                for quantity in QUANTITIES:
-                    values[f"{quantity}_{name}"][members] = getattr(form, quantity)
-        values["time_constant"][members] = time_constants(kind, rules)
-        for place, i in enumerate(members):
-            found[i] = (prediction.exact, place)
-
-    def expectations(i: int) -> np.ndarray | None:
-        if i not in found:
-            return None
-        exact, place = found[i]
-        rows = [np.broadcast_to(x[place], config.neurons) for x in (exact.norm_sq, exact.angle, exact.update_sq)]
-        return np.tile(np.stack(rows), config.layers)
-
-    return expectations
-
-
 def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule]) -> np.ndarray:
     """Steps in which E||omega||^2 forgets its start, to leading order in lr times weight decay: 1/`relaxation_rate`."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -145,7 +140,7 @@ def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule]) -> np.nd
         return np.broadcast_to(1 / np.asarray(rate, dtype=np.float64), len(rules))
 
 
-def dataset(grid: Grid, measured: Measured, attributes: Mapping[str, Any]) -> "xarray.Dataset":
+def dataset(grid: Grid, variables: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> "xarray.Dataset":
     """Labelled data: dimensions of the grid, measured and predicted variables, units, provenance."""
     import xarray as xr
 
@@ -157,7 +152,6 @@ def dataset(grid: Grid, measured: Measured, attributes: Mapping[str, Any]) -> "x
         what = {"mcse": "standard error of the ", "exact": "exact prediction: ", "paper": "Table 1: "}.get(kind, "") + _LONG.get(base, base)
         return tuple(dims), array.reshape(shape), {"units": UNITS.get(base, "1"), "long_name": what}
 
-    arrays = {**measured.values, "burn_in": measured.burn_in, "settled": measured.settled, "diverged": measured.diverged}
     coordinates: dict[str, Any] = {"optimizer": list(grid.config.optimizer)}
     for i, axis in enumerate(grid.axes):
         values = axis.values if grid.config.points is None else [row[i] for row in grid.rows]
@@ -165,7 +159,7 @@ def dataset(grid: Grid, measured: Measured, attributes: Mapping[str, Any]) -> "x
         coordinates[axis.name] = (dim, _numbers(values), {"units": UNITS.get(axis.name, "1")})
     if grid.config.points is not None:
         coordinates["point"] = np.arange(len(grid.rows), dtype=np.int32)
-    return xr.Dataset({name: variable(name, array) for name, array in arrays.items()}, coordinates, dict(attributes))
+    return xr.Dataset({name: variable(name, array) for name, array in variables.items()}, coordinates, dict(attributes))
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray:
@@ -206,7 +200,7 @@ def traces(grid: Grid, outcomes: Iterable[Outcome | None], attributes: Mapping[s
     for q, quantity in enumerate(QUANTITIES):
         values = stacked[:, q] if quantity == "rotation" else np.sqrt(stacked[:, q])
         data[quantity] = ((*dims, "time"), values.reshape(shape), {"units": UNITS[quantity], "long_name": _LONG[quantity]})
-    base = dataset(grid, Measured(grid.points), attributes)
+    base = dataset(grid, {}, attributes)
     ends = np.minimum(np.arange(1, windows + 1) * window, config.steps).astype(np.int32)
     coordinates = {**base.coords, "time": ("time", ends, {"units": "steps", "long_name": "last step of the window"})}
     return xr.Dataset(data, coordinates, dict(attributes))

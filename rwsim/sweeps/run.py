@@ -27,7 +27,7 @@ EXECUTORS = ("local", "processes", "dask")
 # Element-steps a second of one core or card, for estimates: what `benchmarks` measured, rounded down.
 _RATE = {"reference": 1.5e7, "blocked": 6e7, "fused": 2.5e11}
 # Seconds that a batch should take, about: what a kill loses, against what a batch costs by itself.
-_SECONDS = {"cpu": 2.0, "cuda": 0.25}
+_SECONDS = {"cpu": 6.0, "cuda": 0.25}
 # Rows that fill a card, and a multiple of the configs that the blocked engine walks abreast.
 _ROWS, _ABREAST = 32_768, 16
 # A batch that took a worker down this often is not sent again.

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,10 +104,14 @@ def sweep(
     try:
         kept = ledger.keys()
         missing = [i for i, key in enumerate(keys) if key not in kept]
-        if missing:
-            _walk(grid, keys, missing, engine, device, ledger, executor, workers, scheduler, planned, progress)
-        measured = result.measure(grid, ledger.get(keys))
-        data = result.dataset(grid, measured, result.provenance(grid, engine, device))
+        # While cards walk the processor is free; the blocked engine has no core to spare for this, and forks.
+        with ThreadPoolExecutor(1) as aside:
+            soon = aside.submit(result.Predicted, grid) if device == "cuda" else None
+            if missing:
+                _walk(grid, keys, missing, engine, device, ledger, executor, workers, scheduler, planned, progress)
+            predicted = result.Predicted(grid) if soon is None else soon.result()
+        variables = result.measure(grid, ledger.get(keys), predicted)
+        data = result.dataset(grid, variables, result.provenance(grid, engine, device))
         result.write_netcdf(data, folder / "sweep.nc")
         return Sweep(grid, data, keys, identity, folder)
     finally:
