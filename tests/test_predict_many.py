@@ -40,7 +40,7 @@ def same(a: Predictions, b: Predictions, rows: list[int]) -> bool:
 @pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_each_config_as_alone(rule, law):
-    """Bitwise; those without equilibrium, in their midst, are NaN and say why."""
+    """But for rounding, where all neurons are alike and one stands for all; those without equilibrium are NaN and say why."""
     rules = configs(rule)
     many = predict_equilibria(rules, law)
     assert (many.paper is None) == (rule.name not in ("sgdm", "adamw", "adam_l2", "lion"))
@@ -63,9 +63,10 @@ def test_each_config_as_alone(rule, law):
             if found is None or expected is None:
                 continue
             for name in ARRAYS:
-                assert np.array_equal(getattr(found, name)[i], getattr(expected, name))
+                np.testing.assert_allclose(getattr(found, name)[i], getattr(expected, name), rtol=1e-13)
             for name in ("norm", "rotation", "rms_update"):
-                assert getattr(found, name)[i] == getattr(expected, name) and isinstance(getattr(expected, name), float)
+                assert getattr(found, name)[i] == pytest.approx(getattr(expected, name), rel=1e-13)
+                assert isinstance(getattr(expected, name), float)
     assert many.reasons[2].startswith("`lr` is 0") and many.reasons[5].startswith("`weight_decay` is 0")
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import rwsim
 from rwsim.cli import run as command
@@ -408,6 +409,8 @@ def survive(tmp_path: Path, count: int, kills: int, signals: tuple[int, ...]) ->
         if process.returncode not in (0, -signal.SIGKILL):
             assert number == signal.SIGINT and process.returncode == 3 and "are kept" in error + "interrupted", error
         ended += process.returncode == 0
+        if not (out / "ledger.sqlite").exists():
+            continue
         ledger = Ledger(out, identity_of(out / "ledger.sqlite") or {}, resume=True)
         now = len(ledger.keys())
         ledger.close()
@@ -641,3 +644,16 @@ def test_reduction_does_not_see_its_company():
     walk = simulate("adamw", lr=[0.01, 0.02, 0.05], weight_decay=0.5, fan_in=16, neurons=4, steps=405, window=10).walk
     one = simulate("adamw", lr=[0.02], weight_decay=0.5, fan_in=16, neurons=4, steps=405, window=10).walk
     assert reduce(walk)[1].to_bytes() == reduce(one)[0].to_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cards_and_batches_do_not_show(tmp_path, monkeypatch):
+    """On all visible GPUs, and on one in batches of three, with points that diverge."""
+    given = config(device="cuda", axes={"lr": [0.05, 0.1, 80.0, 90.0], "weight_decay": [0.1, 1.0]}, optimizer=["sgdm", "adamw"])
+    whole = sweep(given, tmp_path / "all").data
+    plan = running.plan
+    monkeypatch.setattr("rwsim.sweeps.sweep.plan", lambda *given: replace(plan(*given), batch=3))
+    monkeypatch.setattr(running, "devices", lambda kind: ("cuda:0",))
+    assert same(sweep(given, tmp_path / "one").data, whole)
+    assert whole.attrs["engine"] == "fused" and (whole["diverged"].sel(optimizer="sgdm") > 0).any()

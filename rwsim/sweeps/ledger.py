@@ -93,15 +93,16 @@ class Ledger:
         with self._storing():
             return {key for (key,) in self.connection.execute("SELECT key FROM outcomes")}
 
-    def get(self, keys: Sequence[str]) -> Iterator[Outcome | None]:
+    def get(self, keys: Sequence[str]) -> list[Outcome | None]:
         """Outcomes in the order of `keys`; None where there is none."""
+        found: dict[str, Outcome] = {}
         with self._storing():
-            for key in keys:
-                row = self.connection.execute("SELECT outcome FROM outcomes WHERE key = ?", (key,)).fetchone()
+            for key, data in self.connection.execute("SELECT key, outcome FROM outcomes"):
                 try:
-                    yield None if row is None else Outcome.from_bytes(row[0])
+                    found[key] = Outcome.from_bytes(data)
                 except ValueError as error:
                     raise StorageError(f"{self.path} is damaged at point {key[:12]}: {error}.") from None
+        return [found.get(key) for key in keys]
 
     def close(self) -> None:
         """Fold the journal into the file."""

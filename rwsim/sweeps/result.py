@@ -17,7 +17,7 @@ from rwsim.stats.mcse import estimate
 from rwsim.sweeps.grid import Grid, Setting
 from rwsim.sweeps.outcome import Outcome
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import Equilibrium, numeric, predict_equilibria
+from rwsim.theory.equilibrium import numeric, predict_equilibria
 from rwsim.theory.rates import relaxation_rate
 from rwsim.walk.measure import QUANTITIES
 from rwsim.walk.system import Layer
@@ -63,8 +63,8 @@ class Predicted:
         config, points = grid.config, grid.points
         names = (*(f"{quantity}_{form}" for form in ("exact", "paper") for quantity in QUANTITIES), "time_constant")
         self.values = {name: np.full(len(points), math.nan) for name in names}
-        self._layers = config.layers
-        self._neurons: dict[int, tuple[Equilibrium, int]] = {}
+        # Expected norm^2, angle and squared RMS update of every neuron, in units of their means: NaN where unknown.
+        self.shares = np.full((len(points), 3, config.neurons * config.layers), math.nan)
         groups: dict[tuple[type[UpdateRule], Setting], list[int]] = {}
         for i, point in enumerate(points):
             if point.setting.schedule == "constant":
@@ -81,55 +81,47 @@ class Predicted:
                     for quantity in QUANTITIES:
                         self.values[f"{quantity}_{form}"][members] = getattr(found, quantity)
             self.values["time_constant"][members] = time_constants(kind, rules)
-            self._neurons |= {i: (prediction.exact, place) for place, i in enumerate(members)}
-
-    def profile(self, i: int, neurons: int) -> np.ndarray | None:
-        """Expected norm^2, angle and squared RMS update of a point's neurons, shape (3, neuron); None if there is none."""
-        if i not in self._neurons:
-            return None
-        exact, place = self._neurons[i]
-        rows = [np.broadcast_to(x[place], neurons // self._layers) for x in (exact.norm_sq, exact.angle, exact.update_sq)]
-        return np.tile(np.stack(rows), self._layers)
+            exact = prediction.exact
+            for q, values in enumerate((exact.norm_sq, exact.angle, exact.update_sq)):
+                self.shares[members, q] = np.tile(values / values.mean(-1, keepdims=True), config.layers)
 
 
-def measure(grid: Grid, outcomes: Iterable[Outcome | None], predicted: Predicted) -> dict[str, np.ndarray]:
+def measure(grid: Grid, outcomes: Sequence[Outcome | None], predicted: Predicted) -> dict[str, np.ndarray]:
     """Variables over points: what was measured, with errors, and what was predicted."""
-    points = grid.points
-    measured = {f"{quantity}{suffix}": np.full(len(points), math.nan) for suffix in ("", "_mcse") for quantity in QUANTITIES}
-    burn_in, diverged = np.zeros(len(points), dtype=np.int32), np.zeros(len(points), dtype=np.int32)
-    settled = np.zeros(len(points), dtype=np.int8)
-    for i, (point, outcome) in enumerate(zip(points, outcomes, strict=True)):
-        if outcome is None:
-            continue
-        burn_in[i], diverged[i] = outcome.burn_in, outcome.diverged
-        if outcome.diverged:
-            continue
-        short = grid.config.steps - outcome.burn_in < _TIME_CONSTANTS * predicted.values["time_constant"][i]
-        settled[i] = outcome.steady and not short and point.setting.schedule == "constant"
-        profile = predicted.profile(i, outcome.means.shape[1])
-        for q, (quantity, means) in enumerate(zip(QUANTITIES, outcome.means, strict=True)):
-            mean, error = float(means.mean()), _error(grid, outcome, q, None if profile is None else profile[q])
-            if quantity != "rotation":  # a root of a mean square
-                mean = math.sqrt(mean)
-                error = error / (2 * mean) if mean else math.nan
-            measured[quantity][i], measured[f"{quantity}_mcse"][i] = mean, error
-    return {**measured, **predicted.values, "burn_in": burn_in, "settled": settled, "diverged": diverged}
+    count, rows = len(grid), grid.config.neurons * grid.config.layers
+    means = np.full((count, 3, rows), math.nan)
+    head = np.zeros((count, 3), dtype=np.int32)  # burn-in, divergence, steadiness
+    for i, outcome in enumerate(outcomes):
+        if outcome is not None:
+            means[i], head[i] = outcome.means, (outcome.burn_in, outcome.diverged, outcome.steady)
+    constant = np.array([point.setting.schedule == "constant" for point in grid.points])
+    long = ~(grid.config.steps - head[:, 0] < _TIME_CONSTANTS * predicted.values["time_constant"])
+    values, errors = means.mean(-1), _errors(grid, means, outcomes, predicted)
+    # Two are roots of a mean square.
+    variables = {quantity: x if quantity == "rotation" else np.sqrt(x) for quantity, x in zip(QUANTITIES, values.T, strict=True)}
+    for quantity, x in zip(QUANTITIES, errors.T, strict=True):
+        variables[f"{quantity}_mcse"] = x if quantity == "rotation" else x / (2 * variables[quantity])
+    settled = (head[:, 2] == 1) & (head[:, 1] == 0) & long & constant
+    return {**variables, **predicted.values, "burn_in": head[:, 0], "settled": settled.astype(np.int8), "diverged": head[:, 1]}
 
 
-def _error(grid: Grid, outcome: Outcome, q: int, expected: np.ndarray | None) -> float:
-    """Standard error of a mean over neurons, which are independent, each around its own expectation; where they share inputs
-    (the faithful system) that of the layer's mean over time."""
+def _errors(grid: Grid, means: np.ndarray, outcomes: Sequence[Outcome | None], predicted: Predicted) -> np.ndarray:
+    """Standard error of the means over neurons, (point, 3): neurons are independent, each around its own expectation. Where they
+    share inputs (the faithful system), that of the layer's mean over time."""
+    errors = np.full(means.shape[:2], math.nan)
     if grid.config.gradient == "faithful":
         window = grid.config.window_steps
-        full = grid.config.steps // window if grid.config.steps >= window else 1
-        kept = outcome.traces[q, outcome.burn_in // window : full]
-        return estimate(kept[:, None]).mcse if len(kept) >= _FEW else math.nan
-    means = outcome.means[q]
-    if len(means) < 2:
-        return math.nan
-    share = 1.0 if expected is None or not np.isfinite(expected).all() else expected / expected.mean()
-    residual = means - means.mean() * share
-    return math.sqrt(float((residual**2).sum()) / (len(means) * (len(means) - 1)))
+        full = max(1, grid.config.steps // window)
+        for i, outcome in enumerate(outcomes):
+            if outcome is not None and not outcome.diverged and full - outcome.burn_in // window >= _FEW:
+                kept = outcome.traces[:, outcome.burn_in // window : full]
+                errors[i] = [estimate(series[:, None]).mcse for series in kept]
+        return errors
+    rows = means.shape[-1]
+    if rows > 1:
+        shares = np.where(np.isfinite(predicted.shares), predicted.shares, 1.0)
+        errors = np.sqrt(((means - means.mean(-1, keepdims=True) * shares) ** 2).sum(-1) / (rows * (rows - 1)))
+    return errors
 
 
 def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule]) -> np.ndarray:

@@ -106,7 +106,7 @@ class Predictions:
 
 
 def predict_equilibria(rules: Sequence[UpdateRule], law: GradientLaw) -> Predictions:
-    """Equilibria of many configs of one rule under `law`, each bit for bit as alone: its company has no effect.
+    """Equilibria of many configs of one rule under `law`, each the same bits in any company.
 
     A config without an equilibrium is NaN, and says why in `reasons`. Memory does not grow but for the result.
 
@@ -135,7 +135,7 @@ def predict_equilibria(rules: Sequence[UpdateRule], law: GradientLaw) -> Predict
     # Neighbours in this order share all but their first hyperparameters, lr and decay: what they share is computed once.
     for i in sorted(range(len(rules)), key=lambda i: sym.flat(rules[i].values)[::-1]):
         try:
-            found = predict_equilibrium(rules[i], law)
+            found = predict_equilibrium(rules[i], law.first if _alike(rules[i]) else law)
         except NoEquilibrium as error:
             reasons[i] = str(error)
             continue
@@ -143,6 +143,18 @@ def predict_equilibria(rules: Sequence[UpdateRule], law: GradientLaw) -> Predict
             if part is not None:
                 whole.norm_sq[i], whole.angle[i], whole.update_sq[i] = part.norm_sq, part.angle, part.update_sq
     return Predictions(table if type(rules[0]).name in paper.TABLE_1 else None, exact, tuple(reasons))
+
+
+def _alike(rule: UpdateRule) -> bool:
+    """Whether all neurons have one prediction: the gradient's size cancels, and Table 1 lacks it as well."""
+    column = paper.TABLE_1.get(rule.name)
+    if column is not None and any(form.has(*paper.GRADIENT) for form in (column.norm, column.rotation, column.rms_update)):
+        return False
+    response, hyper = _settled(type(rule)), sym.flat(rule.values)
+    if response.square is None:
+        return response.direction == "sign"
+    weight_part, slope = numeric(type(rule), (_square(type(rule))[0], _forms(type(rule)).slope), (sym.normalizer,))(*hyper, 1.0)
+    return weight_part == 0 and slope == -2
 
 
 def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:

@@ -6,7 +6,7 @@ Axes here are (neuron, dim) without time and config; an axis of length 1 broadca
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -49,6 +49,11 @@ class IdealWalk:
     def own_spread(self) -> Array:
         """The spread that equals its E g_c^2."""
         return np.ones((1, self.fan_in))
+
+    @property
+    def first(self) -> "IdealWalk":
+        """The law of the first neuron."""
+        return self
 
     def settle(self, sustain: Sustain, start: Array) -> Array:
         """The spread that the gradient sustains; here the gradient does not depend on it."""
@@ -116,6 +121,11 @@ class ToySystem:
     def own_spread(self) -> Array:
         """The spread that equals its E g_c^2: up to a factor that of every linear rule. Not finite where there is none."""
         return self.settle(lambda grad_sq: (grad_sq, 1.0), np.ones(self._numerator.shape))
+
+    @cached_property
+    def first(self) -> "ToySystem":
+        """The law of the first neuron."""
+        return replace(self, gamma_in=self.gamma_in[:1], gamma_out=self.gamma_out[:1])
 
     def settle(self, sustain: Sustain, start: Array) -> Array:
         """The spread q = f(G(q)) that sustains itself, with G = `second_moment`, f = `sustain`; Newton's method in log q.

@@ -17,6 +17,10 @@ unit_grad_norm_sq = sp.Symbol("E_gt2", positive=True)
 unit_grad_l1 = sp.Symbol("E_gt1", positive=True)
 
 
+# What the columns take of the gradient.
+GRADIENT = (grad_norm_sq, unit_grad_norm_sq, unit_grad_l1)
+
+
 @dataclass(frozen=True)
 class Column:
     """One column of Table 1: eta_g, eta_r (radians per step) and the equilibrium norm."""
