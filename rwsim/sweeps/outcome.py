@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
-from rwsim.stats.burnin import truncation
+from rwsim.stats.burnin import SHORTEST, truncation
 from rwsim.walk.measure import QUANTITIES, Walk
 
+# Relative change from the third to the last quarter of a walk that still counts as steady, where noise makes `truncation` drop half.
+_DRIFT = 0.01
 _HEAD = struct.Struct("<5q")
 
 
@@ -18,7 +20,7 @@ class Outcome:
 
     Attributes:
         burn_in: Steps that the means leave out.
-        steady: The measured series had settled by the middle of the walk (see `stats.burnin`).
+        steady: Each quantity had settled by the middle of the walk (see `stats.burnin`), or moves by less than 1 % from there on.
         diverged: First step (of the window, in the fused engine) with NaN or Inf; 0 if there is none.
         means: Time means of norm^2, angle (radians per step) and squared RMS update of every neuron, past the burn-in.
         traces: The same, means over neurons, of every window; NaN from a divergence on.
@@ -58,12 +60,16 @@ def reduce(walk: Walk) -> list[Outcome]:
     traces = np.stack([x.mean(-1) for x in series])  # (quantity, time, config)
     # A last window that is cut short would weigh as much as the others.
     full = len(walk.lengths) - int(len(walk.lengths) > 1 and walk.lengths[-1] < walk.window)
-    drop = truncation(traces[:, :full].swapaxes(0, 1)).max(0)
+    drop = truncation(traces[:, :full].swapaxes(0, 1))  # (quantity, config)
+    third, last = (traces[:, a * full // 4 : b * full // 4].mean(1) for a, b in ((2, 3), (3, 4))) if full >= SHORTEST else (np.inf, 0.0)
+    # Of squares, but for the rotation.
+    drift = np.abs(last / third - 1) * np.where(np.array(QUANTITIES) == "rotation", 1.0, 0.5)[:, None]
+    steady = ((drop < full // 2) | (drift < _DRIFT)).all(0)
     return [
         Outcome(
-            int(d) * walk.window, bool(d < full // 2), 0, np.stack([x[d:full, c].mean(0) for x in series]), traces[:, :, c].copy()
+            int(d) * walk.window, bool(steady[c]), 0, np.stack([x[d:full, c].mean(0) for x in series]), traces[:, :, c].copy()
         )
-        for c, d in enumerate(drop)
+        for c, d in enumerate(drop.max(0))
     ]  # fmt: skip
 
 
