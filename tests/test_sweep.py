@@ -22,6 +22,7 @@ import torch
 import rwsim
 from rwsim.cli import run as command
 from rwsim.errors import InvalidArgument, StorageError, Unavailable, WalkInterrupted
+from rwsim.optimizers import RULES
 from rwsim.stats.burnin import truncation
 from rwsim.sweeps import result
 from rwsim.sweeps import run as running
@@ -30,6 +31,10 @@ from rwsim.sweeps.ledger import Ledger, identity_of
 from rwsim.sweeps.log import read_log
 from rwsim.sweeps.outcome import Outcome, reduce
 from rwsim.sweeps.sweep import sweep
+from rwsim.theory import symbols as sym
+from rwsim.theory.equilibrium import predict_equilibria
+from rwsim.theory.moments import linear_response
+from rwsim.theory.noise import IdealWalk
 from tests.statistics import Z
 
 xarray = pytest.importorskip("xarray", reason="the sweep extra is not installed")
@@ -210,6 +215,21 @@ def test_measured_agrees_with_predicted_where_settled(tmp_path):
         assert (off <= error + 0.01).all(), f"{name}: {off.values}"
     constants = found["time_constant"].values
     np.testing.assert_allclose(constants[0], 1 / (2 * np.outer([0.03, 0.05], [0.3, 0.5])), rtol=1e-9)
+
+
+def test_time_constants_of_every_rule(monkeypatch):
+    """Those of the balance of diffusion and decay agree with the eigenvalue's where both are known."""
+    law = IdealWalk(64)
+    for name, rule in RULES.items():
+        needed = {"max_lr": 1e-4} if "max_lr" in rule.hyper else {}
+        rules = [rule(lr=1e-4, weight_decay=decay, **needed) for decay in (1e-3, 2e-3)]
+        exact = predict_equilibria(rules, law).exact
+        known = result.time_constants(rule, rules, exact)
+        assert known[0] / known[1] == pytest.approx(2, rel=1e-2), name
+        if linear_response(rule).direction != "sign":
+            with monkeypatch.context() as patch:
+                patch.setattr(result, "relaxation_rate", lambda kind: sym.normalizer)
+                np.testing.assert_allclose(result.time_constants(rule, rules, exact), known, rtol=0.02, err_msg=name)
 
 
 def test_slow_points_are_not_called_settled(tmp_path):

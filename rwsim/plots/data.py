@@ -1,5 +1,6 @@
 """A sweep's dataset as the figures see it: axes, quantities, pages."""
 
+import json
 import textwrap
 from dataclasses import dataclass, replace
 from itertools import product
@@ -162,6 +163,8 @@ def title(cube: "xarray.Dataset", axes: list[Axis], notes: list[str]) -> str:
     """Optimizer, what is held fixed and what was walked."""
     name = str(cube["optimizer"].values)
     held = [named(a.name, a.values[0]) for a in axes if len(a.values) == 1 and a.name != "replicate"]
+    fixed = json.loads(cube.attrs.get("hyper", "{}"))
+    held += [f"{words(k)} {', '.join(map(value_text, np.atleast_1d(v).tolist()))}" for k, v in fixed.items()]
     replicates = cube.sizes.get("replicate", 1)
     walked = [f"mean of {replicates} replicates"] if replicates > 1 else []
     known = {a.name for a in axes}

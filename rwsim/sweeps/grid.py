@@ -305,30 +305,34 @@ class Grid:
     @cached_property
     def points(self) -> tuple[Point, ...]:
         """Every point, the last axis fastest."""
-        return tuple(
-            self._point(name, rule, dict(zip((axis.name for axis in self.axes), row, strict=True)))
-            for name, rule in zip(self.config.optimizer, self.rules, strict=True)
-            for row in self.rows
-        )
+        config, names = self.config, [axis.name for axis in self.axes]
+        settings: dict[tuple[Any, ...], Setting] = {}
 
-    def _point(self, name: str, rule: type[UpdateRule], values: Mapping[str, Any]) -> Point:
-        config = self.config
-        hyper: dict[str, Any] = {key: value for key, value in config.hyper.items() if key in rule.hyper}
-        for entry, (key, place) in entries(rule).items():
-            if entry not in values:
-                continue
-            if place is None:
-                hyper[key] = values[entry]
-            else:
-                pair = list(hyper.get(key, rule.hyper[key]))
-                pair[place : place + 1] = [values[entry]]
-                hyper[key] = pair
-        sizes = {key: values.get(key, getattr(config, key)) for key in ("fan_in", "batch", "loss_scale")}
-        setting = Setting(**sizes, schedule=values.get("schedule", "constant"))
-        WalkSettings.checked(fan_in=setting.fan_in, batch=setting.batch)
-        if not setting.loss_scale > 0:
-            raise InvalidArgument("loss_scale", "must lie in (0, inf)", setting.loss_scale)
-        return Point(name, rule(**hyper), setting, values.get("replicate", 0))
+        def setting(values: Mapping[str, Any]) -> Setting:
+            sizes = tuple(values.get(key, getattr(config, key)) for key in ("fan_in", "batch", "loss_scale"))
+            key = (*sizes, values.get("schedule", "constant"))
+            if key not in settings:
+                settings[key] = Setting(*key)
+                WalkSettings.checked(fan_in=sizes[0], batch=sizes[1])
+                if not sizes[2] > 0:
+                    raise InvalidArgument("loss_scale", "must lie in (0, inf)", sizes[2])
+            return settings[key]
+
+        points = []
+        for name, rule in zip(config.optimizer, self.rules, strict=True):
+            fixed = {key: value for key, value in config.hyper.items() if key in rule.hyper}
+            swept = {entry: where for entry, where in entries(rule).items() if entry in names}
+            for row in self.rows:
+                values = dict(zip(names, row, strict=True))
+                hyper: dict[str, Any] = dict(fixed)
+                for entry, (key, place) in swept.items():
+                    if place is None:
+                        hyper[key] = values[entry]
+                    else:
+                        hyper[key] = list(hyper.get(key, rule.hyper[key]))
+                        hyper[key][place] = values[entry]
+                points.append(Point(name, rule(**hyper), setting(values), values.get("replicate", 0)))
+        return tuple(points)
 
     def key(self, point: Point, engine: str, device: str) -> str:
         """Hash of everything that a point's numbers depend on."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import sympy as sp
 
 from rwsim.errors import StorageError, Unavailable, UnsupportedRule
 from rwsim.optimizers import UpdateRule
@@ -17,8 +18,9 @@ from rwsim.stats.mcse import estimate
 from rwsim.sweeps.grid import Grid, Setting
 from rwsim.sweeps.outcome import Outcome
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import numeric, predict_equilibria
-from rwsim.theory.rates import relaxation_rate
+from rwsim.theory.equilibrium import Equilibrium, numeric, predict_equilibria
+from rwsim.theory.moments import stationary_moments
+from rwsim.theory.rates import diffusion_sq, relaxation_rate
 from rwsim.walk.measure import QUANTITIES
 from rwsim.walk.system import Layer
 
@@ -39,7 +41,7 @@ _LONG = {
     "rms_update": "root mean square of the gradient part of an update",
     "burn_in": "steps left out before averaging",
     "time_constant": "steps in which the squared norm forgets its start, to leading order in lr times weight decay",
-    "settled": "1 if the walk reached equilibrium: steady by its middle and two time constants long after the burn-in",
+    "settled": "1 if the walk reached equilibrium: steady from its middle on, and two time constants long after the burn-in",
     "diverged": "first step with NaN or Inf (of its window in the fused engine), 0 if there is none",
 }
 
@@ -80,7 +82,7 @@ class Predicted:
                 if found is not None:
                     for quantity in QUANTITIES:
                         self.values[f"{quantity}_{form}"][members] = getattr(found, quantity)
-            self.values["time_constant"][members] = time_constants(kind, rules)
+            self.values["time_constant"][members] = time_constants(kind, rules, prediction.exact)
             exact = prediction.exact
             for q, values in enumerate((exact.norm_sq, exact.angle, exact.update_sq)):
                 self.shares[members, q] = np.tile(values / values.mean(-1, keepdims=True), config.layers)
@@ -124,12 +126,22 @@ def _errors(grid: Grid, means: np.ndarray, outcomes: Sequence[Outcome | None], p
     return errors
 
 
-def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule]) -> np.ndarray:
-    """Steps in which E||omega||^2 forgets its start, to leading order in lr times weight decay: 1/`relaxation_rate`."""
+def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule], exact: Equilibrium) -> np.ndarray:
+    """Steps in which E||omega||^2 forgets its start, shape (config,): 1/`relaxation_rate`, to leading order in lr times decay.
+
+    Where that depends on the normalizer (decay inside the average), it is the layer's: in equilibrium diffusion makes up for
+    decay, so the rate is tau_g^2 / E||omega||^2, with tau_g^2 the RMS update squared times `diffusion_sq` over that of one step.
+    """
+    rate, balance = relaxation_rate(kind), 1.0
+    if rate.has(sym.normalizer):
+        rate = sp.simplify(diffusion_sq(kind) / stationary_moments(kind).update_sq)
+        balance = (exact.rms_update / exact.norm) ** 2
+        if rate.has(sym.normalizer):
+            return np.full(len(rules), math.nan)
     with np.errstate(divide="ignore", invalid="ignore"):
         hyper = np.array([sym.flat(rule.values) for rule in rules], dtype=np.float64).T
-        (rate,) = numeric(kind, (relaxation_rate(kind),), ())(*hyper)
-        return np.broadcast_to(1 / np.asarray(rate, dtype=np.float64), len(rules))
+        (values,) = numeric(kind, (rate,), ())(*hyper)
+        return np.broadcast_to(1 / (np.asarray(values, dtype=np.float64) * balance), len(rules))
 
 
 def dataset(grid: Grid, variables: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> "xarray.Dataset":

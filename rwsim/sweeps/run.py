@@ -200,7 +200,9 @@ def resolve(grid: Grid) -> tuple[str, str]:
     """
     config = grid.config
     device = resolve_device(config.device)
-    jobs = [task.job() for task, _ in tasks(grid, grid.points, config.engine, device.type, len(grid))]
+    # What an engine carries hangs on the class and the setting, not on values.
+    first = {(point.optimizer, point.setting): point for point in reversed(grid.points)}
+    jobs = [task.job() for task, _ in tasks(grid, list(first.values()), config.engine, device.type, 1)]
     if config.engine != "auto":
         for job in jobs:
             resolve_engine(config.engine, job, device)

@@ -1,7 +1,6 @@
 """`sweep`: from a configuration to labelled results, by way of a ledger."""
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +105,7 @@ def sweep(
         kept = ledger.keys()
         missing = [i for i, key in enumerate(keys) if key not in kept]
         # While cards walk the processor is free; the blocked engine has no core to spare for this, and forks.
-        with ThreadPoolExecutor(1) as aside, _eager_threads(device == "cuda"):
+        with ThreadPoolExecutor(1) as aside:
             soon = aside.submit(result.Predicted, grid) if device == "cuda" else None
             if missing:
                 _walk(grid, keys, missing, engine, device, ledger, executor, workers, scheduler, planned, progress)
@@ -151,18 +150,6 @@ def _walk(
             held = len(keys) - len(missing) + done
             text = f"interrupted: {held:,} of {len(keys):,} points are kept in {ledger.path.parent}; go on with --resume"
             raise WalkInterrupted(text, 0, None) from None
-
-
-@contextmanager
-def _eager_threads(wanted: bool) -> Iterator[None]:
-    """Threads that keep cards busy get the interpreter within half a millisecond from the one that computes."""
-    before = sys.getswitchinterval()
-    if wanted:
-        sys.setswitchinterval(5e-4)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 @contextmanager
