@@ -29,4 +29,4 @@ def truncation(series: Float[np.ndarray, " time *batch"]) -> Int[np.ndarray, " *
     centered = series - series[half:].mean(0)
     counts = np.arange(length, length - half - 1, -1).reshape(-1, *[1] * (series.ndim - 1))
     sums, squares = (np.cumsum(x[::-1], 0)[::-1][: half + 1] for x in (centered, centered**2))
-    return np.argmin((squares - sums**2 / counts) / counts**2, axis=0)
+    return np.asarray(np.argmin((squares - sums**2 / counts) / counts**2, axis=0))

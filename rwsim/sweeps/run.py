@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from rwsim.errors import InvalidArgument, RwsimError, Unavailable, WalkDiverged, WalkInterrupted
-from rwsim.optimizers import UpdateRule, find_rule
+from rwsim.optimizers import find_rule
 from rwsim.sweeps.grid import Grid, Point, Setting, SweepConfig, schedule_factors
 from rwsim.sweeps.outcome import Outcome, diverged, reduce
 from rwsim.walk.job import Job
@@ -43,7 +43,7 @@ class Submits(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """Points that share a job, as they are sent to a worker: plain values, since a rule from a file has no name to be found by."""
+    """Points that share a job, as they are sent to a worker: values and a name, since a class from a user's file cannot be."""
 
     config: SweepConfig
     optimizer: str
@@ -53,10 +53,9 @@ class Task:
     engine: str
     device: str
 
-    def job(self, rule: type[UpdateRule] | None = None) -> Job:
+    def job(self) -> Job:
         """What is to be walked."""
-        config, setting = self.config, self.setting
-        kind = rule or find_rule(self.optimizer)
+        config, setting, kind = self.config, self.setting, find_rule(self.optimizer)
         rules = tuple(kind(**values) for values in self.hyper)
         layer = Layer.draw(setting.fan_in, config.neurons, setting.batch, setting.loss_scale, config.gamma, config.seed)
         factors = schedule_factors(setting.schedule, config.steps)
