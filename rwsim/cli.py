@@ -90,7 +90,7 @@ def _check_place(argument: str, path: Path, folder: bool) -> None:
 @app.command
 def validate(
     *,
-    optimizer: list[str] | None = None,
+    optimizer: Annotated[list[str] | None, Parameter(negative=())] = None,
     steps: _Whole = 15_000,
     neurons: _Whole = 128,
     fan_in: _Whole = 128,
@@ -240,8 +240,8 @@ def sweep(
     grid: Path | None = None,
     /,
     *,
-    optimizer: list[str] | None = None,
-    axis: list[str] | None = None,
+    optimizer: Annotated[list[str] | None, Parameter(negative=())] = None,
+    axis: Annotated[list[str] | None, Parameter(negative=())] = None,
     design: Literal["grid", "random", "latin"] | None = None,
     points: Annotated[int | None, Parameter(converter=_whole)] = None,
     replicates: Annotated[int | None, Parameter(converter=_whole)] = None,
