@@ -355,6 +355,7 @@ def sweep(
         Print nothing but errors.
     """
     from rwsim.sweeps.grid import SweepConfig
+    from rwsim.sweeps.ledger import NAME
 
     if print_schema:
         print(json.dumps(SweepConfig.model_json_schema(), indent=1))
@@ -364,7 +365,7 @@ def sweep(
         {"design": design, "points": points, "replicates": replicates, "steps": steps, "neurons": neurons, "fan_in": fan_in,
          "batch": batch, "gradient": gradient, "layers": layers, "gamma": gamma, "loss_scale": loss_scale, "window": window,
          "seed": seed, "device": device, "engine": engine},
-        example=print_config, log=log is not None, ledger=out / "ledger.sqlite" if resume else None,
+        example=print_config, log=log is not None, ledger=out / NAME if resume else None,
     )  # fmt: skip
     if print_config:
         print(config.to_toml(), end="")
@@ -402,7 +403,7 @@ def sweep(
     if not quiet:
         for line in result.summary(data):
             print(line)
-        written = {"ledger.sqlite": found, "sweep.nc": True, "sweep.csv": csv, "traces.nc": traces and found}
+        written = {NAME: found, "sweep.nc": True, "sweep.csv": csv, "traces.nc": traces and found}
         print(f"Written to {out}: {', '.join([*filter(written.get, written), *(path.name for path in pictures)])}")
     return HOLDS
 
@@ -439,9 +440,9 @@ def _sweep_config(
         values |= {"optimizer": ["adamw"], "axes": {"lr": "1e-4:1e-1:20:log", "weight_decay": "1e-2:1:20:log"}}
     if log and not values["axes"]:
         values["axes"] = {"log": []}  # its columns are the axes
-    for key, remedy in (("optimizer", "name one, e.g. --optimizer adamw"), ("axes", "give one, e.g. --axis lr=1e-4:1e-1:20:log")):
+    for key, option, example_of in (("optimizer", "optimizer", "adamw"), ("axes", "axis", "lr=1e-4:1e-1:20:log")):
         if not values.get(key):
-            raise InvalidArgument(key.removesuffix("es") + "is" if key == "axes" else key, "must be given, here or in a file", None, remedy)
+            raise InvalidArgument(option, "must be given, here or in a file", None, f"e.g. --{option} {example_of}")
     return SweepConfig.checked(**values)
 
 

@@ -14,6 +14,7 @@ from rwsim.plots.style import OPTIMIZER_TITLES, Array, is_log, number
 if TYPE_CHECKING:
     import xarray
 
+# As `walk.measure` has them, which would bring torch.
 QUANTITIES = ("norm", "rotation", "rms_update")
 _AXIS_LABELS = {"lr": r"learning rate $\eta$", "weight_decay": r"weight decay $\lambda$"}
 _AXIS_LABELS |= {"batch": "batch (samples)", "fan_in": "fan-in (inputs)"}

@@ -188,7 +188,7 @@ def map_figure(title: str, x: Axis, y: Axis, quantities: list[Quantity], rotatio
         handles.append(Line2D([], [], color="white", lw=1.1, path_effects=_OUTLINE, label=CONTOUR_LABEL))
     by_product = {x.name, y.name} == {"lr", "weight_decay"}
     if by_product:
-        handles.append(Line2D([], [], **PRODUCT_STYLE, label="learning rate × weight decay"))  # noqa: RUF001
+        handles.append(Line2D([], [], **PRODUCT_STYLE, label="learning rate × weight decay"))  # noqa: RUF001 - a product
     if hatch:
         handles.append(Patch(facecolor="0.9", edgecolor="0.25", hatch=_HATCH, lw=0, label=UNDER_WAY_LABEL))
     if missing:

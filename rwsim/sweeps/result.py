@@ -49,7 +49,7 @@ _LONG = {
 def need_xarray() -> None:
     """Refuse before the walk, not after it."""
     try:
-        import xarray  # noqa: F401
+        import xarray  # noqa: F401 - only whether it is there
     except ImportError:
         raise Unavailable("a sweep needs xarray for its results, which is not here; pip install 'rwsim[sweep]'.") from None
 
