@@ -150,10 +150,10 @@ def _alike(rule: UpdateRule) -> bool:
     column = paper.TABLE_1.get(rule.name)
     if column is not None and any(form.has(*paper.GRADIENT) for form in (column.norm, column.rotation, column.rms_update)):
         return False
-    response, hyper = _settled(type(rule)), sym.flat(rule.values)
+    response, hyper = settled(type(rule)), sym.flat(rule.values)
     if response.square is None:
         return response.direction == "sign"
-    weight_part, slope = numeric(type(rule), (_square(type(rule))[0], _forms(type(rule)).slope), (sym.normalizer,))(*hyper, 1.0)
+    weight_part, slope = numeric(type(rule), (square(type(rule))[0], _forms(type(rule)).slope), (sym.normalizer,))(*hyper, 1.0)
     return weight_part == 0 and slope == -2
 
 
@@ -174,15 +174,15 @@ def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:
     values = rule.values
     for name in ("lr", "weight_decay"):
         if getattr(values, name, None) == 0:
-            raise NoEquilibrium(f"`{name}` is 0: without it there is no equilibrium to predict; give a positive value.")
-    solve = _sign if _settled(type(rule)).direction == "sign" else _rational
+            raise no_equilibrium(name)
+    solve = _sign if settled(type(rule)).direction == "sign" else _rational
     exact, spread, grad_sq, linearized, normalizer = solve(rule, law)
     unit_grad_norm_sq = float((grad_sq.sum(-1) * spread.sum(-1)).mean())
     return Prediction(_paper(rule, law, spread, grad_sq), exact, unit_grad_norm_sq, linearized, normalizer)
 
 
 @cached
-def _settled(rule: type[UpdateRule]) -> LinearResponse:
+def settled(rule: type[UpdateRule]) -> LinearResponse:
     return linear_response(rule).settled()
 
 
@@ -199,6 +199,10 @@ class _Reciprocals(NumPyPrinter):
 def numeric(rule: type[UpdateRule], expressions: tuple[sp.Expr, ...], extra: tuple[sp.Symbol, ...]) -> Callable[..., list]:
     """numpy function of (hyperparameters in declaration order, *extra) for a tuple of expressions."""
     return sp.lambdify((*sym.flat(sym.hyper_symbols(rule)), *extra), list(expressions), modules="numpy", cse=True, printer=_Reciprocals)
+
+
+def no_equilibrium(name: str) -> NoEquilibrium:
+    return NoEquilibrium(f"`{name}` is 0: without it there is no equilibrium to predict; give a positive value.")
 
 
 def unstable(rule: UpdateRule) -> NoEquilibrium:
@@ -243,7 +247,7 @@ def _collected(form: sp.Expr) -> sp.Expr:
 def _stability(rule: type[UpdateRule]) -> tuple[sp.Expr, ...]:
     """Coefficients, highest first, of the characteristic polynomial of the transition in w, z = (1 + w)/(1 - w): |z| < 1 is
     Re w < 0. Symbolic, since lr times decay would drown in the rounding of 1 - lr decay."""
-    transition = _settled(rule).transition
+    transition = settled(rule).transition
     n, w = transition.rows, sp.Symbol("w")
     terms = sum(c * (1 + w) ** (n - k) * (1 - w) ** k for k, c in enumerate(transition.charpoly().all_coeffs()))
     numerator, denominator = sp.together(terms).as_numer_denom()
@@ -251,9 +255,9 @@ def _stability(rule: type[UpdateRule]) -> tuple[sp.Expr, ...]:
 
 
 @cached
-def _square(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr]:
+def square(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr]:
     """The normalizer's shares of E omega^2 and of E g_c^2."""
-    response = _settled(rule)
+    response = settled(rule)
     form, of_grad = response.square or (sp.zeros(1, 1), sp.Integer(0))
     if form != sp.diag(form[0, 0], *[0] * (form.rows - 1)):
         raise UnsupportedRule(rule.name, "the normalizer averages momentum")
@@ -277,74 +281,102 @@ def _stable(coefficients: list[Any]) -> Any:
     return verdict
 
 
-def _rational(rule: UpdateRule, law: GradientLaw) -> _Solution:
-    """Linear and second-moment-normalized rules: rational closed forms per coordinate, proportional to E g_c^2."""
-    kind, hyper, response, forms = type(rule), sym.flat(rule.values), _settled(type(rule)), _forms(type(rule))
-    weight_scale, turn_scale, update_scale = numeric(kind, (forms.weight[0], forms.turn[0], forms.update[0]), ())(*hyper)
-    weight_form = numeric(kind, (forms.weight[1], forms.slope), (sym.normalizer,))
-    conditions = numeric(kind, _stability(kind), (sym.normalizer,))
+class Closure:
+    """Linear and second-moment-normalized rules: rational closed forms per coordinate, proportional to E g_c^2.
 
-    if response.square is None:
-        root: Array | None = None
-        if not _stable(conditions(*hyper, 1.0)):
+    Attributes:
+        normalized: Whether updates are divided by a root of a second-moment average.
+    """
+
+    def __init__(self, rule: UpdateRule) -> None:
+        self.rule, self._kind, self._hyper = rule, type(rule), sym.flat(rule.values)
+        self.normalized = settled(self._kind).square is not None
+        forms = _forms(self._kind)
+        self._weight_scale, self._turn_scale, self._update_scale = self._numbers(forms.weight[0], forms.turn[0], forms.update[0])
+        self._weight = numeric(self._kind, (forms.weight[1], forms.slope), (sym.normalizer,))
+        self._conditions = numeric(self._kind, _stability(self._kind), (sym.normalizer,))
+        self._rest = numeric(self._kind, (forms.turn[1], forms.update[1]), (sym.normalizer,))
+        self._weight_part, self._grad_part = self._numbers(*square(self._kind)) if self.normalized else (0.0, 0.0)
+        self._of_weight = np.zeros(())
+        if not (self.normalized and _bends(self._kind)) and not _stable(self._conditions(*self._hyper, 1.0)):
             raise unstable(rule)
-        # spread = scale G(spread), and G is inverse to the spread's size or independent of it.
-        spread = law.own_spread * weight_scale ** (1 / (1 + law.scale_invariant))
-    else:
-        weight_part, grad_part = numeric(kind, _square(kind), ())(*hyper)
-        if not _bends(kind) and not _stable(conditions(*hyper, 1.0)):
-            raise unstable(rule)
-        of_weight = np.zeros(())
 
-        def normalizer(grad_sq: Array) -> Array:
-            nonlocal of_weight
-            of_grad = grad_part * grad_sq
-            if weight_part == 0:
-                return np.sqrt(of_grad)
-            # Decay inside the square: D^2 = of_grad + weight_part G w(D), weight and normalizer set each other. w falls from
-            # a pole, left of which the recurrence is unstable: one root right of it, to which Newton's method comes down from
-            # any point right of it. From the left D^2 = of_grad + weight_part G w(D) leads there.
-            root, pull = np.sqrt(of_grad + of_weight), weight_part * weight_scale * grad_sq
-            for _ in range(_ROOT_STEPS):
-                shape, slope = weight_form(*hyper, root)
-                square, weight = root * root, pull * shape
-                own = square - of_grad
-                move = (weight - own) / (2 * square - own * slope)
-                if not (weight.min() > 0 and own.min() > 0):
-                    move = np.where((weight > 0) & (own > 0), move, np.where(weight > 0, np.sqrt(of_grad + weight) / root - 1, 1.0))
-                root = root * (1 + move)
-                if not np.abs(move).max() > _ROOT_STEP:
-                    of_weight = root * root - of_grad
-                    return root
-            raise RwsimError(f"the normalizer of {rule!r} did not settle: last relative change {np.abs(move).max():.1e}.")
+    def _numbers(self, *expressions: sp.Expr) -> list[Any]:
+        return numeric(self._kind, expressions, ())(*self._hyper)
 
-        def sustain(grad_sq: Array) -> tuple[Array, Array | float]:
-            root = normalizer(grad_sq)
-            shape, slope = weight_form(*hyper, root)
-            weight, half = weight_scale * (grad_sq * shape), 0.5 * slope
-            if weight_part == 0:
-                return weight, 1 + half
-            whole = root * root
-            of_grad = grad_part * grad_sq / whole
-            # Near the pole the weight is better known from the normalizer than from its own form.
-            weight = np.where(of_grad > 0.5, weight, (1 - of_grad) * whole / weight_part)
-            return weight, (1 + half * of_grad) / (1 - half * (1 - of_grad))
+    def normalizer(self, grad_sq: Array) -> Array:
+        """The stationary D at E g_c^2; all one where there is none.
 
-        spread = law.settle(sustain, law.own_spread)
+        Decay inside the square: D^2 = of_grad + weight_part G w(D), weight and normalizer set each other. w falls from a pole,
+        left of which the recurrence is unstable: one root right of it, to which Newton's method comes down from any point right
+        of it. From the left D^2 = of_grad + weight_part G w(D) leads there.
+        """
+        if not self.normalized:
+            return np.ones(())
+        of_grad = self._grad_part * grad_sq
+        if self._weight_part == 0:
+            return np.sqrt(of_grad)
+        root, pull = np.sqrt(of_grad + self._of_weight), self._weight_part * self._weight_scale * grad_sq
+        for _ in range(_ROOT_STEPS):
+            shape, slope = self._weight(*self._hyper, root)
+            square, weight = root * root, pull * shape
+            own = square - of_grad
+            move = (weight - own) / (2 * square - own * slope)
+            if not (weight.min() > 0 and own.min() > 0):
+                move = np.where((weight > 0) & (own > 0), move, np.where(weight > 0, np.sqrt(of_grad + weight) / root - 1, 1.0))
+            root = root * (1 + move)
+            if not np.abs(move).max() > _ROOT_STEP:
+                self._of_weight = root * root - of_grad
+                return root
+        raise RwsimError(f"the normalizer of {self.rule!r} did not settle: last relative change {np.abs(move).max():.1e}.")
 
-    if not np.isfinite(spread).all():
-        raise unstable(rule)
-    grad_sq = law.second_moment(spread)
-    if response.square is not None:
-        root = normalizer(grad_sq)
+    def sustain(self, grad_sq: Array) -> tuple[Array, Array | float]:
+        """E omega_c^2 that E g_c^2 sustains, and its elasticity."""
+        root = self.normalizer(grad_sq)
+        shape, slope = self._weight(*self._hyper, root)
+        weight = self._weight_scale * (grad_sq * shape)
+        if not self.normalized:
+            return weight, 1.0
+        half = 0.5 * slope
+        if self._weight_part == 0:
+            return weight, 1 + half
+        whole = root * root
+        of_grad = self._grad_part * grad_sq / whole
+        # Near the pole the weight is better known from the normalizer than from its own form.
+        weight = np.where(of_grad > 0.5, weight, (1 - of_grad) * whole / self._weight_part)
+        return weight, (1 + half * of_grad) / (1 - half * (1 - of_grad))
+
+    def spread(self, law: GradientLaw) -> Array:
+        """E omega_c^2 of a law's own gradients, shape (neuron, dim)."""
+        if self.normalized:
+            found = law.settle(self.sustain, law.own_spread)
+        else:
+            # spread = scale G(spread), and G is inverse to the spread's size or independent of it.
+            found = law.own_spread * self._weight_scale ** (1 / (1 + law.scale_invariant))
+        if not np.isfinite(found).all():
+            raise unstable(self.rule)
         # A rational form has a value where its recurrence is unstable too.
-        if _bends(kind) and not _stable(conditions(*hyper, root)).all():
-            raise unstable(rule)
-    turn, update = numeric(kind, (forms.turn[1], forms.update[1]), (sym.normalizer,))(*hyper, root)
+        if self.normalized and _bends(self._kind):
+            if not _stable(self._conditions(*self._hyper, self.normalizer(law.second_moment(found)))).all():
+                raise unstable(self.rule)
+        return found
+
+    def steps(self, root: Array) -> tuple[Array, Array]:
+        """(E omega^2 - lag one) / E omega^2 and E of the squared update / E g_c^2, at a normalizer."""
+        turn, update = self._rest(*self._hyper, root)
+        return self._turn_scale * turn, self._update_scale * update
+
+
+def _rational(rule: UpdateRule, law: GradientLaw) -> _Solution:
+    closure = Closure(rule)
+    spread = closure.spread(law)
+    grad_sq = law.second_moment(spread)
+    root = closure.normalizer(grad_sq)
+    turn, update = closure.steps(root)
     weight_sq = spread.sum(-1)
-    relative_sq = 2 * turn_scale * (spread * turn).sum(-1) / weight_sq
-    exact = Equilibrium(weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), update_scale * (grad_sq * update).sum(-1))
-    return exact, spread, grad_sq, float(weight_sq.mean()), root
+    relative_sq = 2 * (spread * turn).sum(-1) / weight_sq
+    exact = Equilibrium(weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), (grad_sq * update).sum(-1))
+    return exact, spread, grad_sq, float(weight_sq.mean()), root if closure.normalized else None
 
 
 def sign_autocovariance(rule: UpdateRule, law: GradientLaw) -> tuple[Array, Array]:
@@ -355,7 +387,7 @@ def sign_autocovariance(rule: UpdateRule, law: GradientLaw) -> tuple[Array, Arra
     conditional covariance over the product of the conditional deviations (THEORY.md section 4). Lengths of other
     steps enter through their mean. The linearization, (2/pi) rho at constant lengths, is the paper's model of the sign.
     """
-    response = _settled(type(rule))
+    response = settled(type(rule))
     if response.argument is None:
         raise UnsupportedRule(rule.name, "it has no sign")
     h, k = response.argument
@@ -397,7 +429,7 @@ def _sign_autocovariance(entries: tuple[float, ...], n: int, nodes: tuple[float,
 
 def _sign(rule: UpdateRule, law: GradientLaw) -> _Solution:
     """Sign rules with decoupled decay: w' = rho w + b s, so E w^2 = b^2 (1 + 2 sum rho^k gamma_k) / (1 - rho^2)."""
-    response = _settled(type(rule))
+    response = settled(type(rule))
     keep, step = numeric(type(rule), (response.transition[0, 0], response.sign_drive[0]), ())(*sym.flat(rule.values))
     if not -1 < keep < 1:
         raise NoEquilibrium(f"{rule!r} has no stable equilibrium: lr times weight decay must lie in (0, 2).")

@@ -94,12 +94,13 @@ class ToySystem:
         return self.gamma_in.shape[-1]
 
     @cached_property
-    def _gamma_sq(self) -> Array:
+    def gamma_sq(self) -> Array:
+        """gamma_in^2."""
         return self.gamma_in**2
 
     @cached_property
     def _numerator(self) -> Array:
-        return self.scale_sq * self._gamma_sq
+        return self.scale_sq * self.gamma_sq
 
     @property
     def scale_sq(self) -> Array:
@@ -112,7 +113,7 @@ class ToySystem:
         return self._moment_and_share(spread)[0]
 
     def _moment_and_share(self, spread: Array) -> tuple[Array, Array]:
-        scaled = self._gamma_sq * spread
+        scaled = self.gamma_sq * spread
         effective = scaled.sum(-1, keepdims=True)
         share = scaled / effective
         return self._numerator * (1 - share) / effective, share

@@ -1,0 +1,366 @@
+"""The full prediction: what the second-moment closure of `equilibrium` leaves out, computed from hyperparameters.
+
+`exact` takes the sizes of gradients at their mean, averages of squares as slow, and an RMS angle for the mean angle. Here
+
+* ``fluctuations``: ||w~||^2 and the shares of its coordinates fluctuate, and E[1/||w~||^2] is not 1/E||w~||^2 (`fluctuations`);
+* ``normalizer``: a second-moment average of finite memory holds the squares that it divides, and eps adds to its root
+  (`lengths.FiniteAverage`);
+* ``orthogonality``: g is orthogonal to w, so that a coordinate's gradients shrink while it grows. Under a sign or a fast
+  normalizer this skews what follows and pushes the weights outward, by a share of order 1/C;
+* ``mean_angle``: the mean of the angle, the paper's eta_r, is below its RMS by the spread of lengths and norms, and what of a
+  step lies along the weights does not turn them.
+
+Nothing is fitted to a walk. The estimate of the error that is left takes the size of each first neglected term; its factors were
+set on the design of `benchmarks.accuracy`, whose table shows what each correction brings and how often the estimate holds.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.interpolate import PchipInterpolator
+
+from rwsim.errors import InvalidArgument, UnsupportedRule
+from rwsim.optimizers.rule import UpdateRule
+from rwsim.theory import equilibrium as eq
+from rwsim.theory import symbols as sym
+from rwsim.theory.fluctuations import Fluctuations, Groups, fluctuations, mean_inverses
+from rwsim.theory.lengths import FiniteAverage, Lengths, mean_root, mean_root_normal, mean_root_normalized, memory, over_lags
+from rwsim.theory.noise import Array, GradientLaw, ToySystem
+from rwsim.theory.rates import total_decay
+
+CORRECTIONS = ("fluctuations", "normalizer", "orthogonality", "mean_angle")
+# Estimated errors above this are too large for the first neglected terms to be trusted.
+_MOST_ERROR = 0.008
+# Layers of different gamma_in that stand for all draws.
+_DRAWS = 16
+# Self-consistency of sizes and shares.
+_SWEEPS, _STEPS, _SETTLED = 8, 500, 1e-12
+
+
+@dataclass(frozen=True)
+class Full(eq.Equilibrium):
+    """Equilibrium values as `Equilibrium`, but `angle` is the mean angle (the paper's eta_r), and how sure they are.
+
+    Attributes:
+        norm_error: Estimated relative error of `norm`, about two standard errors of a good guess (it holds in 95 % of cases).
+        rotation_error: That of `rotation`.
+        doubts: Why the estimate should not be trusted, in words; none where the prediction is valid.
+    """
+
+    norm_error: float
+    rotation_error: float
+    doubts: tuple[str, ...]
+
+    @property
+    def valid(self) -> bool:
+        """Whether the neglected terms are small enough for the prediction to be trusted to about its estimated error."""
+        return not self.doubts
+
+
+def predict_full(rule: UpdateRule, law: GradientLaw, corrections: Collection[str] = CORRECTIONS) -> Full:
+    """The full prediction of a rule's equilibrium.
+
+    Args:
+        rule: The optimizer.
+        law: Its gradients. In the ideal walk gradients do not depend on the weights; two of the corrections are then empty.
+        corrections: Those to apply, of `CORRECTIONS`.
+
+    Raises:
+        InvalidArgument: An unknown correction.
+        NoEquilibrium, UnsupportedRule: As `predict_equilibrium`.
+
+    Example:
+        >>> from rwsim.optimizers import AdamW
+        >>> from rwsim.theory.noise import ToySystem
+        >>> law = ToySystem(np.ones((1, 64)), np.ones((1, 1)), batch=16, loss_scale=1.0, neurons=1)
+        >>> rule = AdamW(lr=1e-2, weight_decay=1.0, betas=(0.9, 0.9))
+        >>> round(predict_full(rule, law).norm, 4), round(predict_full(rule, law, ()).norm, 4)
+        (0.5398, 0.5419)
+    """
+    unknown = [name for name in corrections if name not in CORRECTIONS]
+    if unknown:
+        raise InvalidArgument("corrections", f"must be among {', '.join(CORRECTIONS)}", unknown[0])
+    for name in ("lr", "weight_decay"):
+        if getattr(rule.values, name, None) == 0:
+            raise eq.no_equilibrium(name)
+    solve = _sign if eq.settled(type(rule)).direction == "sign" else _rational
+    if isinstance(law, ToySystem) and len(law.gamma_in) > 1:
+        return _over_draws(rule, law, corrections)
+    return solve(_System(rule, law, frozenset(corrections)))
+
+
+def _over_draws(rule: UpdateRule, law: ToySystem, corrections: Collection[str]) -> Full:
+    """Layers of different gamma_in: the exact values of all, with the mean correction of a few."""
+    exact = eq.predict_equilibrium(rule, law).exact
+    chosen = np.unique(np.linspace(0, len(law.gamma_in) - 1, _DRAWS).astype(int))
+    found = []
+    for i in chosen:
+        one = replace(law, gamma_in=law.gamma_in[i : i + 1], gamma_out=law.gamma_out[i : i + 1])
+        found.append(predict_full(rule, one, corrections))
+
+    def corrected(values: Array, name: str) -> Array:
+        return values * np.mean([getattr(part, name)[0] / values[i] for i, part in zip(chosen, found, strict=True)])
+
+    return Full(
+        corrected(exact.norm_sq, "norm_sq"), corrected(exact.angle, "angle"), corrected(exact.update_sq, "update_sq"),
+        float(np.mean([part.norm_error for part in found])), float(np.mean([part.rotation_error for part in found])),
+        tuple(sorted({doubt for part in found for doubt in part.doubts})),
+    )  # fmt: skip
+
+
+class _System:
+    """A rule and its gradients in numbers: matrices, kernels, lengths, groups of coordinates."""
+
+    def __init__(self, rule: UpdateRule, law: GradientLaw, corrections: frozenset[str]) -> None:
+        self.rule, self.law, self.corrections = rule, law, corrections
+        self.kind, self.hyper = type(rule), sym.flat(rule.values)
+        self.response = eq.settled(self.kind)
+        self.lengths = Lengths.of(law)
+        self.free = not isinstance(law, ToySystem)
+        self.gamma_sq = law.gamma_sq[0] if isinstance(law, ToySystem) else np.ones(law.fan_in)
+        self.groups = Groups.by_size(self.gamma_sq)
+
+    def wants(self, correction: str) -> bool:
+        return correction in self.corrections
+
+    def matrices(self, root: Array) -> tuple[Array, Array]:
+        """A and b of the linearized rule at normalizers, (..., n, n) and (..., n)."""
+        linear = self.response.linearized()
+        n = linear.transition.rows
+        entries = eq.numeric(self.kind, (*linear.transition, *linear.drive), (sym.normalizer,))(*self.hyper, root)
+        stacked = np.stack([np.broadcast_to(np.asarray(x, dtype=float), root.shape) for x in entries], -1)
+        return stacked[..., : n * n].reshape(*root.shape, n, n), stacked[..., n * n :]
+
+    def update_kernel(self) -> Array:
+        """Coefficients of the gradients 0, 1, ... steps ago in the gradient part of an update, at D = 1."""
+        transition, drive = self.response.linearized().gradient_part()
+        return self._kernel(transition[0, 1:], transition[1:, 1:], drive[0], drive[1:, 0])
+
+    def sign_kernel(self) -> Array:
+        """Their coefficients in the sign's argument."""
+        if self.response.argument is None:
+            raise UnsupportedRule(self.rule.name, "it has no sign")
+        h, k = self.response.argument
+        return self._kernel(h[0, 1:], self.response.transition[1:, 1:], k, self.response.drive[1:, 0])
+
+    def _kernel(self, *parts) -> Array:  # type: ignore[no-untyped-def]  # sympy's matrices and expressions
+        row, buffers, head, into = parts
+        m = buffers.rows
+        values = np.array(eq.numeric(self.kind, (*row, *buffers, *into, head), (sym.normalizer,))(*self.hyper, 1.0), dtype=float)
+        if m == 0:
+            return values
+        weights, transition, state = values[:m], values[m : m + m * m].reshape(m, m), values[m + m * m : -1]
+        kernel = np.empty(memory(float(max(abs(np.linalg.eigvals(transition))))) + 1)
+        kernel[0] = values[-1]
+        for j in range(1, len(kernel)):
+            kernel[j] = weights @ state
+            state = transition @ state
+        return kernel
+
+    def concentration(self, spread: Array) -> float:
+        """Sum of the squared shares of ||w~||^2: 1/C where all coordinates are alike."""
+        share = self.gamma_sq * spread
+        return float((share**2).sum() / share.sum() ** 2)
+
+
+def _autocorrelation(kernel: Array) -> Array:
+    """sum_j a_j a_{j+k}, k = 0, 1, ..."""
+    spectrum = np.fft.rfft(kernel, 2 * len(kernel))
+    return np.fft.irfft(np.abs(spectrum) ** 2, 2 * len(kernel))[: len(kernel)]
+
+
+def _doubts(*errors: float) -> tuple[str, ...]:
+    worst = max(errors)
+    if not worst > _MOST_ERROR:
+        return ()
+    return (f"the terms left out come to {100 * worst:.1f} %: too few coordinates for averages that long or weights that fast",)
+
+
+def _sign(s: _System) -> Full:
+    """Sign rules: E ||omega||^2 of `equilibrium` and the push of orthogonality; the step's size is constant."""
+    exact = eq.predict_equilibrium(s.rule, s.law).exact
+    keep, step = eq.numeric(s.kind, (s.response.transition[0, 0], s.response.sign_drive[0]), ())(*s.hyper)
+    dim, norm_sq, kernel = s.law.fan_in, float(exact.norm_sq[0]), s.sign_kernel()
+    correlation = _autocorrelation(kernel)
+    lag = float(np.abs(kernel) @ np.arange(1, len(kernel) + 1) / np.abs(kernel).sum())  # of an average gradient in the argument
+    if s.wants("orthogonality") and not s.free:
+        norm_sq += step**2 * _push(kernel, correlation, keep) / (1 - keep**2)
+    # From a steady norm: (1 - keep^2) N = step^2 C + 2 keep step E<omega, s>.
+    chord_sq, shift = (dim * step**2 - norm_sq * (1 - keep) ** 2) / (keep * norm_sq), 1.0
+    if s.wants("mean_angle"):
+        a, b = s.matrices(np.full(len(s.groups.count), math.sqrt(math.pi / 2 * correlation[0])))
+        rest = np.zeros_like(b)
+        rest[:, 0] = step * math.sqrt(1 - 2 / math.pi)  # what a sign has besides its linear part
+        # A slow change of the gradient's size does not change its sign.
+        answer = 2 * (1 - keep) / (2 * (1 - keep) + 1 / lag)
+        found = fluctuations(
+            a, b, s.groups, np.full(len(s.groups.count), norm_sq / dim), answer=answer, lengths_variance=s.lengths.variance,
+            rest=rest, free=s.free,
+        )  # fmt: skip
+        chord_sq -= found.radial
+        shift = math.exp(3 / 8 * found.norm)
+    ones = np.ones_like(exact.norm_sq)
+    # The push is right for weights that outlast the argument's memory.
+    fast = (1 - keep) * lag
+    concentration = 0.0 if s.free else s.concentration(np.ones(dim))
+    error = 2e-4 + 0.75 * concentration * fast / (0.3 + fast) + 0.3 * concentration**2
+    return Full(norm_sq * ones, 2 * math.asin(math.sqrt(chord_sq) / 2) * shift * ones, exact.update_sq, error, error, _doubts(error))
+
+
+def _push(kernel: Array, correlation: Array, keep: float) -> float:
+    """What orthogonality adds to the sum over lags of sign autocovariances of all coordinates: (1 - keep^2) E||omega||^2 / step^2.
+
+    A coordinate omega_c scales its own gradients by 1 - t_c/2 through its share and by 1 - dS/2S through the size S, to first
+    order, with a change of omega_c^2 by -2 omega_c step s at each step. With n Gaussian and rho its autocorrelation,
+
+        E[g_j dn_t/dg_j delta(n_t) s_{t-q}] = -(2/pi) a_j^2 rho_q / sqrt(1 - rho_q^2),   j < q  (E n^2 = 1),
+
+    for each of the two. The other coordinates' part of S counters the second by the linear part of the same, since what moves them
+    along w~ is orthogonal to it.
+    """
+    rho = (correlation / correlation[0])[1:]
+    younger = np.cumsum(kernel**2)[:-1] / correlation[0]
+    linear = 2 / math.pi * keep ** np.arange(1, len(kernel)) * rho * younger
+    return float(2 * (2 * linear / np.sqrt(1 - rho**2) - linear).sum())
+
+
+def _rational(s: _System) -> Full:
+    """Linear and second-moment-normalized rules: the closed forms of `equilibrium` at corrected gradient moments."""
+    closure = eq.Closure(s.rule)
+    spread = closure.spread(s.law)
+    grad_sq = s.law.second_moment(spread)
+    root = np.broadcast_to(closure.normalizer(grad_sq), grad_sq.shape)
+    # The neuron of median gradient stands for the layer where fluctuations are concerned.
+    median = int(np.argsort(grad_sq.sum(-1))[len(grad_sq) // 2])
+    decay = eq.numeric(s.kind, (total_decay(s.kind),), (sym.normalizer,))(*s.hyper, root[median])[0]
+    keep = 1 + float(np.median(decay))
+    rate = float(eq.numeric(s.kind, (s.response.average,), ())(*s.hyper)[0]) if closure.normalized else 0.0
+    # A normalizer undoes changes that are slower than its memory.
+    answer = 2 * (1 - keep) / (2 * (1 - keep) + 1 - rate) if closure.normalized else 1.0
+    divided = total_decay(s.kind).has(sym.normalizer)
+
+    kernel = s.update_kernel()
+    now, sums, inverse, push = np.ones(()), np.ones(()), np.ones(()), 0.0
+    if closure.normalized:
+        # E omega^2 is a sum over lags of these.
+        lags = keep ** np.arange(len(kernel)) * _autocorrelation(kernel)
+        lags[1:] *= 2
+        lags = lags[: int(np.flatnonzero(np.abs(lags) > 1e-9 * lags[0])[-1]) + 1] / lags.sum()
+        if s.wants("normalizer"):
+            now, sums, inverse = _finite(s, kernel, rate, root, lags, divided)
+        if s.wants("orthogonality") and not s.free and len(lags) > 1:
+            average = FiniteAverage(kernel, rate, 0.0, s.lengths)
+            push = float(over_lags(lambda k: average.follows(k) if k else 0.0, len(lags) - 1) @ np.append(0.0, lags[1:]))
+
+    groups, found = s.groups, None
+    inverse_size, inverse_own, faster = 1.0, np.ones(len(groups.count)), np.zeros(len(groups.count))
+    corrected = s.wants("fluctuations") and not s.free
+    for _ in range(_SWEEPS if corrected else 1):
+        before = inverse_size
+        if corrected or s.wants("mean_angle"):
+            a, b = s.matrices(groups.mean(root[median]))
+            found = fluctuations(
+                a, b, groups, groups.mean(spread[median]), answer=answer, lengths_variance=s.lengths.variance,
+                inverse_size=inverse_size, free=s.free,
+            )  # fmt: skip
+        if found is not None and corrected:
+            inverse_size, inverse_own = _inverses(groups, groups.mean(spread[median]), found)
+            inverse_size, inverse_own = inverse_size**answer, inverse_own**answer
+            if divided:
+                # A normalizer that follows the gradient makes the decay of a large weight faster: E[omega^2/D] with 1/D as
+                # sqrt(S / (1 - t)), omega^2 of relative variance 2.
+                share = groups.gamma_sq * groups.mean(spread[median])
+                faster = (1 - answer) * (found.coordinate_size / 2 - found.size / 8 + share / (groups.count @ share))
+        spread, grad_sq, weight = _settle(s, closure, spread, inverse_size, inverse_own, sums / inverse, push, faster)
+        if abs(inverse_size - before) < 1e-7:
+            break
+
+    norm_sq = spread.sum(-1)
+    turn, update = closure.steps(closure.normalizer(grad_sq))
+    update_sq = (update * grad_sq * now).sum(-1)
+    if s.response.decoupled and closure.normalized:
+        step_sq = (update_sq - norm_sq * (1 - keep) ** 2) / keep  # from a steady norm, as for signs
+    else:
+        step_sq = 2 * (turn * weight * now).sum(-1)
+    chord_sq, shift = step_sq / norm_sq, 1.0
+    energy = kernel**2 / (kernel @ kernel)
+    if found is not None and s.wants("mean_angle"):
+        sizes = np.broadcast_to(update * grad_sq, grad_sq.shape)[median]
+        shift = mean_root_normalized(kernel, rate, s.lengths) if closure.normalized else mean_root(kernel, s.lengths)
+        shift *= mean_root_normal(sizes)
+        # The variance of ||Delta||^2 from lengths and directions is in these roots; what it has besides, and the norm's, to first order.
+        taken = (1 + s.lengths.variance * (energy @ energy)) * (1 + 2 * (sizes @ sizes) / sizes.sum() ** 2) - 1
+        shift *= math.exp(-(found.step - taken) / 8 + 3 / 8 * found.norm - found.step_norm / 4)
+        chord_sq = chord_sq - found.radial
+    angle = 2 * np.arcsin(np.sqrt(chord_sq) / 2) * shift
+
+    concentration = 0.0 if s.free else s.concentration(spread[median])
+    size = 0.0 if found is None or s.free else found.size
+    left = concentration**2 / (concentration + 0.05)
+    if not closure.normalized:
+        norm_error, rotation_error = 1e-4 + 0.05 * size**2 / (size + 0.05), 1e-4 + 0.04 * left
+    else:
+        pushed = push * concentration
+        mixed = (1 - keep) * (1 - rate) * float(np.abs(kernel).sum() / np.abs(kernel).max())
+        norm_error = 2e-4 + (0.06 if divided else 0.01) * left + 0.15 * pushed + 0.02 * mixed
+        rotation_error = norm_error + 0.15 * s.lengths.variance * (1 - rate) * float(energy[0]) + 0.03 * mixed
+    return Full(norm_sq, angle, update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
+
+
+def _settle(
+    s: _System, closure: eq.Closure, spread: Array, inverse_size: float, inverse_own: Array, factor: Array, push: float, faster: Array
+) -> tuple[Array, Array, Array]:
+    """Spread and E g_c^2 that sustain each other under the corrections; and the spread before what the normalizer's memory makes of it."""
+    own, pull = inverse_own[s.groups.of], 1 + faster[s.groups.of]
+    grad_sq = s.law.second_moment(spread)
+    for _ in range(_STEPS):
+        share: Array | float = 0.0
+        if isinstance(s.law, ToySystem):
+            scaled = s.law.gamma_sq * spread
+            size = scaled.sum(-1, keepdims=True)
+            share = scaled / size
+            grad_sq = s.law.scale_sq * s.law.gamma_sq * np.maximum(inverse_size - share * own, 1e-9) / size
+        weight = closure.sustain(grad_sq)[0]
+        ratio = weight * (factor + push * share) / pull / spread
+        # The gradient falls as the weights grow: half the way is never too far.
+        spread = spread * np.sqrt(ratio)
+        if np.abs(ratio - 1).max() < _SETTLED:
+            break
+    return spread, grad_sq, weight
+
+
+def _finite(s: _System, kernel: Array, rate: float, root: Array, lags: Array, divided: bool) -> tuple[Array, Array, Array]:
+    """What the normalizer's memory and eps make of E u^2, of the sum over lags in E omega^2 and of the decay; by coordinate with eps."""
+    joined = eq.square(s.kind)[0] != 0
+
+    def at(eps: float) -> list[float]:
+        average = FiniteAverage(kernel, rate, eps, s.lengths)
+        values = over_lags(average.autocovariance, len(lags) - 1)
+        return [values[0], float(lags @ values), average.joined if joined else average.inverse if divided else 1.0]
+
+    relative = float(getattr(s.rule.values, "eps", 0.0)) / root
+    low, high = max(float(relative.min()), 1e-7), float(relative.max())
+    if high < 1e-6:
+        now, sums, inverse = np.array(at(0.0))[:, None, None]
+        return now, sums, inverse
+    # Smooth in log eps: neurons and coordinates read theirs off a table.
+    high = max(high, 1.01 * low)
+    nodes = np.geomspace(low, high, 2 + math.ceil(3 * math.log10(high / low)))
+    table = PchipInterpolator(np.log(nodes), np.array([at(x) for x in nodes]))(np.log(np.clip(relative, low, high)))
+    return table[..., 0], table[..., 1], table[..., 2]
+
+
+def _inverses(groups: Groups, spread: Array, found: Fluctuations) -> tuple[float, Array]:
+    """E[1/S] E S, and E[w~_c^2/S^2] over E w~_c^2 / (E S)^2.
+
+    Independent Gaussian coordinates give these exactly. The fluctuations say how much of that variance is there, for orthogonality
+    holds the size together: that power of the first is right to first order, and to every order where coordinates are independent.
+    """
+    share = groups.gamma_sq * spread / ((groups.count * groups.gamma_sq) @ spread)
+    independent = 2 * float(groups.count @ share**2)
+    part = max(found.size, 0.0) / independent
+    whole, own = mean_inverses(groups, spread)
+    first = 3 * found.size - 2 * found.coordinate_size - part * (3 * independent - 4 * share)
+    return whole**part, np.exp(part * np.log(own) + first)
