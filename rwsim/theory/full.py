@@ -32,7 +32,7 @@ from rwsim.theory.rates import total_decay
 
 CORRECTIONS = ("fluctuations", "normalizer", "orthogonality", "mean_angle")
 # Estimated errors above this are too large for the first neglected terms to be trusted.
-_MOST_ERROR = 0.008
+_MOST_ERROR = 0.01
 # Layers of different gamma_in that stand for all draws.
 _DRAWS = 16
 # Self-consistency of sizes and shares.
@@ -205,7 +205,9 @@ def _sign(s: _System) -> Full:
     # The push is right for weights that outlast the argument's memory.
     fast = (1 - keep) * lag
     concentration = 0.0 if s.free else s.concentration(np.ones(dim))
-    error = 2e-4 + 0.75 * concentration * fast / (0.3 + fast) + 0.3 * concentration**2
+    older = kernel[1:] ** 2 / correlation[0]
+    error = 1.2e-4 + 0.65 * concentration * fast / (0.3 + fast) + 0.05 * _second(concentration, 0.03)
+    error += 0.2 * s.lengths.variance * float(older @ older)
     return Full(norm_sq * ones, 2 * math.asin(math.sqrt(chord_sq) / 2) * shift * ones, exact.update_sq, error, error, _doubts(error))
 
 
@@ -298,15 +300,22 @@ def _rational(s: _System) -> Full:
 
     concentration = 0.0 if s.free else s.concentration(spread[median])
     size = 0.0 if found is None or s.free else found.size
-    left = concentration**2 / (concentration + 0.05)
     if not closure.normalized:
-        norm_error, rotation_error = 1e-4 + 0.05 * size**2 / (size + 0.05), 1e-4 + 0.04 * left
+        norm_error, rotation_error = 8e-5 + 0.06 * _second(size, 0.03), 5e-5 + 0.045 * _second(concentration, 0.1)
     else:
-        pushed = push * concentration
+        # What neighbouring steps share: the decay of one step, the memory of v and that of the momentum.
         mixed = (1 - keep) * (1 - rate) * float(np.abs(kernel).sum() / np.abs(kernel).max())
-        norm_error = 2e-4 + (0.06 if divided else 0.01) * left + 0.15 * pushed + 0.02 * mixed
-        rotation_error = norm_error + 0.15 * s.lengths.variance * (1 - rate) * float(energy[0]) + 0.03 * mixed
+        few, pushed = _second(concentration, 0.05), push * concentration
+        of_lengths = 0.06 * s.lengths.variance * (1 - rate) * float(energy[0])
+        few_norm, few_rotation, per_mixed, per_norm, per_rotation = (0.07, 0.075, 0.03, 0.02, 0.05) if divided else (0.012, 0.02, 0.01, 0.003, 0.006)
+        norm_error = 8e-5 + few_norm * few + 0.14 * pushed + per_mixed * mixed + per_norm * (1 - keep)
+        rotation_error = 8e-5 + few_rotation * few + 0.09 * pushed + per_mixed * mixed + per_rotation * (1 - keep) + of_lengths
     return Full(norm_sq, angle, update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
+
+
+def _second(first: float, bend: float) -> float:
+    """The size of a second-order term beside a first-order one: its square while small, as large as itself in the end."""
+    return first**2 / (first + bend)
 
 
 def _settle(
