@@ -53,12 +53,6 @@ class Dynamics:
     tau_r: float
     tau_g: float
 
-    @property
-    def time_constant(self) -> float:
-        """Steps in which ||omega||^2 forgets its start, to leading order: in equilibrium diffusion makes up for decay, so that
-        the rate is tau_r^2. Scale-invariant SGD-like rules forget twice as fast."""
-        return 1 / self.tau_r**2
-
 
 @dataclass(frozen=True)
 class Quantity:
@@ -255,25 +249,28 @@ def convert(
 
 def _quantities(source: UpdateRule, target: UpdateRule, law: GradientLaw, form: str, kept: tuple[str, str]) -> tuple[Quantity, ...]:
     """Every quantity of both equilibria, the kept ones first."""
-    units = {
-        "rotation": "radians per step", "rms_update": "", "tau_r": "radians per sqrt(step)", "tau_g": "per sqrt(step)", "norm": "",
-        "time_constant": "steps",
-    }  # fmt: skip
+    units = {"rotation": "radians per step", "rms_update": "", "tau_r": "radians per sqrt(step)", "tau_g": "per sqrt(step)", "norm": ""}
     at = [dynamics(rule, law, form) for rule in (source, target)]
     lines = [
         Quantity(name, units[name], getattr(at[0], name), getattr(at[1], name), name in kept)
         for name in sorted(units, key=lambda name: name not in kept)
     ]
-    for cause in ("lr", "loss_scale"):
-        exponents = [_exponents(rule, law, form, cause) for rule in (source, target)]
-        if cause == "lr" or isinstance(law, ToySystem):
-            for i, name in enumerate(MATCHES["rotation"]):
-                lines.append(Quantity(f"{name} ~ {cause}^", "exponent", float(exponents[0][i]), float(exponents[1][i]), False))
+    by_lr, by_scale = ([exponents(rule, law, cause, form) for rule in (source, target)] for cause in ("lr", "loss_scale"))
+    lines.append(Quantity("time_constant", "steps", *(time_constant(d, e["norm"]) for d, e in zip(at, by_scale, strict=True)), False))
+    for cause, (one, two) in (("lr", by_lr), *([("loss_scale", by_scale)] if isinstance(law, ToySystem) else [])):
+        lines.extend(Quantity(f"{name} ~ {cause}^", "exponent", one[name], two[name], False) for name in MATCHES["rotation"])
     return tuple(lines)
 
 
-def _exponents(rule: UpdateRule, law: GradientLaw, form: str, cause: str) -> np.ndarray:
-    """d log rotation / d log cause and d log rms_update / d log cause, all else fixed."""
+def exponents(rule: UpdateRule, law: GradientLaw, cause: str, form: str = "exact") -> dict[str, float]:
+    """d log q / d log `cause` of norm, rotation and RMS update q, all else fixed; `cause` is lr or loss_scale.
+
+    Example:
+        >>> from rwsim.optimizers import SGDM
+        >>> {k: round(v, 2) for k, v in exponents(SGDM(lr=0.5, weight_decay=1e-4), gradient_law(64, batch=32), "lr").items()}
+        {'norm': 0.25, 'rotation': 0.5, 'rms_update': 0.75}
+    """
+    names = ("norm", *MATCHES["rotation"])
 
     def at(step: float) -> np.ndarray:
         changed, under = rule, law
@@ -281,9 +278,23 @@ def _exponents(rule: UpdateRule, law: GradientLaw, form: str, cause: str) -> np.
             changed = type(rule)(**{**vars(rule.values), "lr": rule.values.lr * math.exp(step)})
         elif isinstance(law, ToySystem):
             under = dataclasses.replace(law, loss_scale=law.loss_scale * math.exp(step))
-        return _logs(dynamics(changed, under, form), MATCHES["rotation"])
+        return _logs(dynamics(changed, under, form), names)
 
-    return _elasticity(at)
+    # Rounded to what the differences resolve: 0 is 0.
+    return dict(zip(names, (float(x) + 0.0 for x in _elasticity(at).round(7)), strict=True))
+
+
+def time_constant(found: Dynamics, scale_exponent: float) -> float:
+    """Steps in which ||omega||^2 forgets a small deviation, to leading order in lr times decay.
+
+    In equilibrium diffusion makes up for decay, so under gradients of fixed size the rate is tau_r^2. Let E||omega||^2 ~ G^q
+    there, G = E||g||^2. With G ~ loss_scale^2 / ||omega||^2 the rate is (1 + q) tau_r^2, and the norm ~ loss_scale^(q / (1 + q)).
+
+    Args:
+        found: The equilibrium.
+        scale_exponent: d log norm / d log loss_scale: 0 for AdamW and Lion, 1/2 for scale-invariant SGD, 1/3 for Adam+l2.
+    """
+    return (1 - scale_exponent) / found.tau_r**2
 
 
 def _notes(source: UpdateRule, target: UpdateRule, quantities: tuple[Quantity, ...]) -> tuple[str, ...]:
@@ -295,16 +306,17 @@ def _notes(source: UpdateRule, target: UpdateRule, quantities: tuple[Quantity, .
         return name in found and not found[name].matched and abs(found[name].before - found[name].after) > by * abs(found[name].before)
 
     def told() -> Iterator[str]:
-        norm = found["norm"]
-        yield (
-            f"norm: {norm.after / norm.before - 1:+.2%}. It follows from the matched pair (rms_update = rotation x norm in each neuron, to leading "
-            "order) and cannot be chosen besides; a run that is converted midway has to find it."
-        )
+        if differ("norm", _NOTABLE):
+            norm = found["norm"]
+            yield (
+                f"norm: {norm.after / norm.before - 1:+.1%}. It follows from the matched pair (rms_update = rotation x norm in each neuron, "
+                "to leading order) and cannot be chosen besides; a run that is converted midway has to find it."
+            )
         if differ("time_constant", _NOTABLE):
             steady = found["time_constant"]
             yield (
-                f"time to equilibrium: {a} forgets its start in {steady.before:.4g} steps, {b} in {steady.after:.4g}: momentum adds up "
-                "its steps differently; match diffusion to keep this, and give up the size of single steps."
+                f"time to equilibrium: {a} forgets its start in {steady.before:.4g} steps, {b} in {steady.after:.4g}. It is 1/tau_r^2, and "
+                "less where gradients shrink as the norm grows and the update with them."
             )
         if differ("rotation", _NOTABLE):
             turn = found["rotation"]
@@ -323,8 +335,8 @@ def _notes(source: UpdateRule, target: UpdateRule, quantities: tuple[Quantity, .
             )
         if any(key in found and abs(found[key].before - found[key].after) > 0.01 for key in scales):
             yield (
-                "the way there: before equilibrium, and after a change of the gradient's size, the two answer it differently, so that "
-                "transients are not matched."
+                "the way there: out of equilibrium, and after a change of the gradient's size, the updates of the two follow that size "
+                "differently; transients are not matched."
             )
 
     return tuple(told())
