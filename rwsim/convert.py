@@ -26,11 +26,18 @@ from rwsim.theory.rates import memory
 MATCHES: Mapping[str, tuple[str, str]] = MappingProxyType({"rotation": ("rotation", "rms_update"), "diffusion": ("tau_r", "tau_g")})
 # The two that are solved for.
 _FREE = ("lr", "weight_decay")
-# Relative error at which both matched quantities count as equal, and at which two others are told apart in words.
-_EQUAL, _NOTABLE = 1e-11, 1e-3
+# Relative error at which both matched quantities count as equal; where a prediction's own rounding is above that (averages
+# of 10,000 steps in AdEMAMix), the best that it resolves, up to the second.
+_EQUAL, _ROUNDING = 1e-11, 1e-8
+# Relative difference at which two quantities are told apart in words.
+_NOTABLE = 1e-3
 # Newton's method starts where lr times decay is far too small to matter, so that its first step is the leading-order form.
 _START = 1e-3
 _STEPS, _HALVINGS = 60, 40
+# |log lr| and |log decay| at most: exp(300) is 1e130, whose square is still a number.
+_RANGE = 300.0
+# Determinant of d log(kept) / d log(lr, decay), of order 1 where both can be chosen.
+_SINGULAR = 1e-9
 # Step of the central differences in log space: their error, its square, only slows Newton's method down.
 _DIFFERENCE = 1e-4
 
@@ -89,7 +96,13 @@ class Conversion:
         """Plain data: both rules, every quantity, the notes."""
         rules = {key: {"optimizer": rule.name, **vars(rule.values)} for key, rule in (("from", self.source), ("to", self.target))}
         quantities = [dataclasses.asdict(quantity) for quantity in self.quantities]
-        return {**rules, "match": self.match, "quantities": quantities, "notes": list(self.notes), "unit_grad_norm_sq": self.unit_grad_norm_sq}
+        return {
+            **rules,
+            "match": self.match,
+            "quantities": quantities,
+            "notes": list(self.notes),
+            "unit_grad_norm_sq": self.unit_grad_norm_sq,
+        }
 
 
 def memory_of(rule: UpdateRule, law: GradientLaw) -> float:
@@ -115,7 +128,7 @@ def dynamics(rule: UpdateRule, law: GradientLaw, form: str = "exact") -> Dynamic
         >>> from rwsim.optimizers import SGDM
         >>> found = dynamics(SGDM(lr=0.5, weight_decay=1e-3), gradient_law(128))
         >>> round(found.rotation, 5), round(found.tau_r, 5)
-        (0.02294, 0.10001)
+        (0.02294, 0.1)
     """
     found: Equilibrium | None = getattr(predict_equilibrium(rule, law), form, None)
     if not isinstance(found, Equilibrium):
@@ -129,36 +142,39 @@ def _logs(found: Dynamics, names: tuple[str, ...]) -> np.ndarray:
     return np.log([getattr(found, name) for name in names])
 
 
-def _elasticity(at: Callable[[float], np.ndarray]) -> np.ndarray:
-    """d at(x) / dx at x = 0."""
-    return (at(_DIFFERENCE) - at(-_DIFFERENCE)) / (2 * _DIFFERENCE)
+def _elasticity(at: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> np.ndarray:
+    """The Jacobian d at / dx, one column for each entry of x."""
+    moves = _DIFFERENCE * np.eye(len(x))
+    return np.stack([(at(x + move) - at(x - move)) / (2 * _DIFFERENCE) for move in moves], axis=-1)
 
 
 def _solve(made: Callable[[np.ndarray], UpdateRule], wanted: np.ndarray, look: Callable[[UpdateRule], np.ndarray]) -> UpdateRule | None:
     """The rule at whose (log lr, log decay) `look` gives `wanted`: Newton's method, a step halved until it is one forward."""
 
     def gap(x: np.ndarray) -> np.ndarray:
+        if np.abs(x).max() > _RANGE:
+            return np.full(2, math.nan)
         try:
             return look(made(x)) - wanted
-        except (NoEquilibrium, InvalidArgument):  # past the edge of stability, or out of range
-            return np.full(2, math.inf)
+        except NoEquilibrium:  # past the edge of stability
+            return np.full(2, math.nan)
 
     x = np.log([_START, _START])
     off = gap(x)
     for _ in range(_STEPS):
         if np.abs(off).max() < _EQUAL:
             return made(x)
-        jacobian = np.stack([_elasticity(lambda h, i=i: gap(x + h * np.eye(2)[i])) for i in range(2)], axis=-1)  # type: ignore[misc]
-        if not np.isfinite(jacobian).all() or abs(np.linalg.det(jacobian)) < 1e-9:
+        jacobian = _elasticity(gap, x)
+        if not np.isfinite(jacobian).all() or abs(np.linalg.det(jacobian)) < _SINGULAR:
             return None
         move = -np.linalg.solve(jacobian, off)
         for _ in range(_HALVINGS):
             new = gap(x + move)
-            if np.abs(new).max() < np.abs(off).max():
+            if np.abs(new).max() < np.abs(off).max():  # never for NaN
                 break
             move = move / 2
         else:
-            return None
+            return made(x) if np.abs(off).max() < _ROUNDING else None
         x, off = x + move, new
     return None
 
@@ -182,7 +198,8 @@ def convert(
 
     ``"rotation"`` keeps eta_r (rotation per step) and eta_g (RMS update per step); ``"diffusion"`` keeps tau_r and tau_g
     (paper, appendix L: the same over many steps, whatever the momentum). The equilibrium norm follows from either pair, and
-    the time to equilibrium, 1/tau_r^2 steps, from the second. Solved on the predictions to a relative 1e-11.
+    the time to equilibrium, 1/tau_r^2 steps, from the second. Solved on the predictions to a relative 1e-11, or
+    to their rounding where that is larger.
 
     Updates of SGD-like rules follow the size of the gradient, those of AdamW and Lion do not: a conversion between them
     holds for one gradient scale. It is that of the paper's toy system with these `fan_in`, `batch`, `neurons`, `gamma`,
@@ -244,7 +261,9 @@ def convert(
         raise NoEquilibrium(f"no lr and weight_decay were found at which {kind.name} has {source.name}'s {values}; match another pair "
                             "with `match`, other momenta, or a smaller lr times weight_decay.")  # fmt: skip
     quantities = _quantities(source, target, law, form, kept)
-    return Conversion(source, target, match, quantities, _notes(source, target, quantities), predict_equilibrium(source, law).unit_grad_norm_sq)
+    return Conversion(
+        source, target, match, quantities, _notes(source, target, quantities), predict_equilibrium(source, law).unit_grad_norm_sq
+    )
 
 
 def _quantities(source: UpdateRule, target: UpdateRule, law: GradientLaw, form: str, kept: tuple[str, str]) -> tuple[Quantity, ...]:
@@ -256,7 +275,8 @@ def _quantities(source: UpdateRule, target: UpdateRule, law: GradientLaw, form: 
         for name in sorted(units, key=lambda name: name not in kept)
     ]
     by_lr, by_scale = ([exponents(rule, law, cause, form) for rule in (source, target)] for cause in ("lr", "loss_scale"))
-    lines.append(Quantity("time_constant", "steps", *(time_constant(d, e["norm"]) for d, e in zip(at, by_scale, strict=True)), False))
+    before, after = (time_constant(found, exponent["norm"]) for found, exponent in zip(at, by_scale, strict=True))
+    lines.append(Quantity("time_constant", "steps", before, after, False))
     for cause, (one, two) in (("lr", by_lr), *([("loss_scale", by_scale)] if isinstance(law, ToySystem) else [])):
         lines.extend(Quantity(f"{name} ~ {cause}^", "exponent", one[name], two[name], False) for name in MATCHES["rotation"])
     return tuple(lines)
@@ -272,16 +292,16 @@ def exponents(rule: UpdateRule, law: GradientLaw, cause: str, form: str = "exact
     """
     names = ("norm", *MATCHES["rotation"])
 
-    def at(step: float) -> np.ndarray:
-        changed, under = rule, law
+    def at(x: np.ndarray) -> np.ndarray:
+        changed, under, factor = rule, law, float(np.exp(x[0]))
         if cause == "lr":
-            changed = type(rule)(**{**vars(rule.values), "lr": rule.values.lr * math.exp(step)})
+            changed = type(rule)(**{**vars(rule.values), "lr": rule.values.lr * factor})
         elif isinstance(law, ToySystem):
-            under = dataclasses.replace(law, loss_scale=law.loss_scale * math.exp(step))
+            under = dataclasses.replace(law, loss_scale=law.loss_scale * factor)
         return _logs(dynamics(changed, under, form), names)
 
     # Rounded to what the differences resolve: 0 is 0.
-    return dict(zip(names, (float(x) + 0.0 for x in _elasticity(at).round(7)), strict=True))
+    return dict(zip(names, (float(x) + 0.0 for x in _elasticity(at, np.zeros(1))[:, 0].round(7)), strict=True))
 
 
 def time_constant(found: Dynamics, scale_exponent: float) -> float:
@@ -309,8 +329,8 @@ def _notes(source: UpdateRule, target: UpdateRule, quantities: tuple[Quantity, .
         if differ("norm", _NOTABLE):
             norm = found["norm"]
             yield (
-                f"norm: {norm.after / norm.before - 1:+.1%}. It follows from the matched pair (rms_update = rotation x norm in each neuron, "
-                "to leading order) and cannot be chosen besides; a run that is converted midway has to find it."
+                f"norm: {norm.after / norm.before - 1:+.1%}. It follows from the matched pair (rms_update = rotation x norm in each "
+                "neuron, to leading order) and cannot be chosen besides; a run that is converted midway has to find it."
             )
         if differ("time_constant", _NOTABLE):
             steady = found["time_constant"]

@@ -94,9 +94,9 @@ def convert(
         check_place("--json", json_file, folder=False)
     import rwsim
 
-    hyper = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps}
+    hyper: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "betas": betas, "eps": eps}
     to_hyper = {"momentum": to_momentum, "betas": to_betas, "eps": to_eps}
-    settings = {"fan_in": fan_in, "neurons": neurons, "gamma": gamma, "loss_scale": loss_scale, "seed": seed}
+    settings: dict[str, Any] = {"fan_in": fan_in, "neurons": neurons, "gamma": gamma, "loss_scale": loss_scale, "seed": seed}
     found = rwsim.convert(
         source, to, match=match, batch=None if gradient == "gaussian" else batch, **settings,
         to_hyper={k: v for k, v in to_hyper.items() if v is not None}, **{k: v for k, v in hyper.items() if v is not None},
@@ -125,7 +125,8 @@ def _print(found: "Conversion") -> None:
         table.add_row(name, _text(before.get(name)), _text(after.get(name)), "solved" if name in solved else "")
     table.add_section()
     for quantity in found.quantities:
-        change = "matched" if quantity.matched else "" if quantity.unit == "exponent" else f"{round(quantity.after / quantity.before - 1, 4) + 0.0:+.2%}"
+        ratio = "" if quantity.unit == "exponent" else f"{round(quantity.after / quantity.before - 1, 4) + 0.0:+.2%}"  # no -0
+        change = "matched" if quantity.matched else ratio
         label = f"{quantity.name} ({quantity.unit})" if quantity.unit not in ("", "exponent") else quantity.name
         table.add_row(label, *(_text(v, 2 if quantity.unit == "exponent" else 0) for v in (quantity.before, quantity.after)), change)
     console = Console(highlight=False, soft_wrap=False)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import sympy as sp
 
 from rwsim.errors import StorageError, Unavailable, UnsupportedRule
 from rwsim.optimizers import UpdateRule
