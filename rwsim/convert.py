@@ -128,7 +128,7 @@ def dynamics(rule: UpdateRule, law: GradientLaw, form: str = "exact") -> Dynamic
         >>> from rwsim.optimizers import SGDM
         >>> found = dynamics(SGDM(lr=0.5, weight_decay=1e-3), gradient_law(128))
         >>> round(found.rotation, 5), round(found.tau_r, 5)
-        (0.02294, 0.1)
+        (0.02294, 0.09999)
     """
     found: Equilibrium | None = getattr(predict_equilibrium(rule, law), form, None)
     if not isinstance(found, Equilibrium):
