@@ -36,7 +36,7 @@ BURN_IN = 1500
 # With a radial part of half the decay either way; Lion, whose sign multiplies it by 6.7, of a twentieth.
 RADIAL_AT: tuple[tuple[UpdateRule, float], ...] = (
     (SGDM(lr=1e-3, weight_decay=1.0), 0.5), (AdamW(lr=1e-2, weight_decay=1.0), 0.5), (AdamL2(lr=1e-2, weight_decay=1.0), 0.5),
-    (Lion(lr=1e-3, weight_decay=8.0), 0.4),
+    (Lion(lr=3e-4, weight_decay=2.5), 0.125),
 )  # fmt: skip
 
 
