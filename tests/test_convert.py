@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 
-import numpy as np
 import pytest
 
 import rwsim
@@ -339,9 +338,3 @@ def test_bad_usage_is_one_line_and_exit_two(arguments, capsys):
     assert run(["convert", *arguments.split()]) == USAGE
     out, err = capsys.readouterr()
     assert err.startswith("rwsim: error: ") and err.count("\n") == 1 and BAD_USAGE[arguments] in err and out == ""
-
-
-def test_angles_of_signs_hold_at_small_decay():
-    """1 - cos of a tiny angle: no cancellation at lr times decay 1e-12."""
-    found = [rwsim.predict("lion", lr=lr, weight_decay=1e-3, fan_in=8).exact.rotation / math.sqrt(lr) for lr in (1e-8, 1e-9)]
-    assert found[1] == pytest.approx(found[0], rel=1e-8) and np.isfinite(found).all()
