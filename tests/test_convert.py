@@ -46,8 +46,9 @@ def _round_trip(a, b, match, hyper, rel=1e-9, **law):
 @pytest.mark.parametrize(
     ("a", "b", "match", "law"),
     [
-        *((*pair, match, law) for pair in PAIRS for match, law in (("rotation", "toy"), ("rotation", "free"), ("diffusion", "toy"))),
-        *(("adam_l2", "sgdm", match, "normal") for match in MATCHES),
+        *((*pair, "rotation", "toy") for pair in PAIRS),
+        *(("adam_l2", "lion", match, law) for match, law in (("diffusion", "toy"), ("rotation", "free"), ("rotation", "normal"))),
+        *(pytest.param(*pair, match, law, marks=pytest.mark.slow) for pair in PAIRS for match in MATCHES for law in LAWS),
     ],
 )
 def test_round_trips(a, b, match, law):
@@ -72,7 +73,7 @@ def test_every_rule_converts(b):
     _round_trip("adamw", b, "rotation", {"lr": 2e-3, "weight_decay": 0.3}, rel=1e-7 if b == "ademamix" else 1e-9)
 
 
-@pytest.mark.parametrize(("lr", "weight_decay", "loss_scale"), [(1e-6, 1e-3, 1e-4), (1e-3, 1e-4, 1e3), (0.3, 1.0, 1.0), (1.0, 1e-9, 1e-3)])
+@pytest.mark.parametrize(("lr", "weight_decay", "loss_scale"), [(1e-6, 1e-3, 1e-4), (0.3, 1.0, 1e3)])
 def test_extremes(lr, weight_decay, loss_scale):
     for b in ("sgdm", "adam_l2", "lion"):
         _round_trip("adamw", b, "rotation", {"lr": lr, "weight_decay": weight_decay}, loss_scale=loss_scale)
@@ -279,7 +280,7 @@ def spread(rule, gradient_coordinates, seed, steps=400, settled=100):
     return growth.mean(), growth.std() / math.sqrt(len(growth)) / growth.mean()
 
 
-@pytest.mark.parametrize("coordinates", [2**18, pytest.param(2**22, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("coordinates", [2**17, pytest.param(2**22, marks=pytest.mark.slow)])
 def test_diffusion_is_measured_without_decay(coordinates):
     """Long-run variance of both sides, by walks in which nothing pulls back: 2 % in the fast form, 0.5 % in the slow one."""
     margin = 0.02 if coordinates < 2**20 else 0.005
