@@ -13,12 +13,14 @@ from rwsim.optimizers import RULES
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rwsim.convert import convert
     from rwsim.sweeps.sweep import sweep
     from rwsim.theory.predict import predict
     from rwsim.validate import validate
     from rwsim.walk.simulate import simulate
 
 _LAZY = {
+    "convert": "rwsim.convert",
     "predict": "rwsim.theory.predict",
     "simulate": "rwsim.walk.simulate",
     "sweep": "rwsim.sweeps.sweep",
@@ -49,4 +51,4 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY])
 
 
-__all__ = ["RULES", "__version__", "predict", "simulate", "sweep", "validate"]
+__all__ = ["RULES", "__version__", "convert", "predict", "simulate", "sweep", "validate"]

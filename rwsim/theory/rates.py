@@ -6,7 +6,7 @@ from rwsim.errors import UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import symbols as sym
 from rwsim.theory._cache import cached
-from rwsim.theory.moments import LinearResponse, linear_response
+from rwsim.theory.moments import LinearResponse, linear_response, stationary_moments
 
 small = sp.Symbol("x", positive=True)  # eta lambda
 
@@ -59,6 +59,21 @@ def diffusion_sq(rule: type[UpdateRule]) -> sp.Expr:
         G*eta**2/(alpha - 1)**2
     """
     return total_response(rule) ** 2 * sym.grad_sq
+
+
+@cached
+def memory(rule: type[UpdateRule]) -> sp.Expr:
+    """tau_g^2 over the mean square of one step's gradient part: what momentum adds up. 1 without it; free of lr and decay.
+
+    Raises:
+        UnsupportedRule: A sign rule, whose updates correlate by an arcsine law (`equilibrium.sign_autocovariance`).
+
+    Example:
+        >>> from rwsim.optimizers import SGDM
+        >>> memory(SGDM)
+        -(alpha + 1)/(alpha - 1)
+    """
+    return sp.factor(sp.simplify(diffusion_sq(rule) / stationary_moments(rule).update_sq))
 
 
 @cached
