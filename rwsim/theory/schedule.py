@@ -272,6 +272,7 @@ class _Walker:
         if self.signs is not None:
             system = r.system(*hyper, t, root, gain, own)
             extra = self.signs.beyond_linear(system, h, k, drive, past, grad, self.p, r)[:, None]
+            extra = extra + self.spread.sign_pull(h, k, grad, self.p, self.share, gain, r)
             p[0] = p[0] + 2 * system[0] * drive * extra
             lagged = lagged + drive * extra
         self.p = [np.broadcast_to(x, grad.shape) for x in p]
@@ -442,7 +443,7 @@ class _Spread:
 
     def __init__(self, recurrence: _Recurrence, law: GradientLaw, gamma: Array, share: Array, start_sq: float) -> None:
         n = recurrence.states
-        self.feedback = law.scale_invariant and recurrence.normalizer is None and recurrence.argument is None
+        self.feedback = law.scale_invariant and recurrence.normalizer is None
         self.scale = gamma**2 if self.feedback else np.ones_like(gamma)
         nodes, weights = law.length_squared()
         self.fourth = float(weights @ nodes**2)
@@ -477,7 +478,10 @@ class _Spread:
         share = each / size
         h = each[:, None, None] * (a @ free @ a.swapaxes(1, 2))
         big = (a[:, :, None, :, None] * a[:, None, :, None, :]).reshape(K, m * m, n * n)
-        bb = (b[:, :, None] * b[:, None, :]).reshape(K, m * m)
+        sized_b = b.copy()
+        if sign:
+            sized_b[:, [0, n]] = 0.0  # a sign has one size
+        bb = (sized_b[:, :, None] * sized_b[:, None, :]).reshape(K, m * m)
         if self.feedback:
             big[:, :, 0] -= (size / gram[:, 0, 0])[:, None] * bb
         cov = big @ self.cov @ big.swapaxes(1, 2)
@@ -492,6 +496,7 @@ class _Spread:
             drive, level = white
             e = np.zeros((K, m))
             e[:, 0] = e[:, n] = drive
+            pulls = pulls + drive**2 * mean(level * np.ones_like(grad)) / share_of.sum() / gram[:, 0, 0]
             he = (mean(level * np.ones_like(grad)) / share_of.sum())[:, None, None] * (a @ gram @ a.swapaxes(1, 2))
             cov = cov + self._crossed(he, e).reshape(K, m * m, m * m)
         new = a @ gram @ a.swapaxes(1, 2) + size[:, None, None] * (b[:, :, None] * b[:, None, :])
@@ -505,6 +510,29 @@ class _Spread:
             uu = wu = 0.0
         self.ww, self.uu, self.wu, self.pulls = ww, uu, wu, pulls
         return pulls, np.exp(-uu / 8 + 3 * ww / 8 - wu / 4)
+
+    def sign_pull(self, h, k, grad, p, share_of, gain, r):
+        """E[w s] beyond gain E[w n], of second order in 1/dim, shape (neuron, 1)."""
+        n = r.states
+        gram = np.empty((len(grad), n, n))
+        for (i, j), x in zip(r.order, p, strict=True):
+            gram[:, i, j] = gram[:, j, i] = (x * self.scale) @ share_of
+        row = np.array(h, dtype=float)
+        q, y, w = gram[:, 0] @ row, row @ gram @ row, gram[:, 0, 0]
+        own = k**2 * ((grad * self.scale) @ share_of)
+        share = y / (y + own)
+        cov = self.cov.reshape(-1, n, n, n, n)
+        yy = np.einsum("i,j,k,l,nijkl->n", row, row, row, row, cov) / y**2
+        wy = np.einsum("k,l,nkl->n", row, row, cov[:, 0, 0]) / (w * y)
+        qw = np.einsum("l,nl->n", row, cov[:, 0, 0, 0]) / (w * q)
+        qy = np.einsum("j,k,l,njkl->n", row, row, row, cov[:, 0]) / (q * y)
+        ww = cov[:, 0, 0, 0, 0] / w**2
+        rest = 1 - share
+        jensen = -(share * qy - rest * qw) / 2 + 3 / 8 * (share**2 * yy - 2 * share * rest * wy + rest**2 * ww)
+        jensen = np.where(np.isfinite(jensen), jensen, 0.0)
+        dim = share_of.sum()
+        pulled = gain * sum(h[i] * p[[ij for ij in r.order].index((0, i))] for i in range(1, n))
+        return pulled * (jensen + (dim - 1) / (dim + 2) / dim)[:, None] * self.feedback
 
     @staticmethod
     def _crossed(h, b):
