@@ -47,6 +47,8 @@ class Recurrence:
         step: (hyper, t, D, G, E e^2, E[e g^2]/G, gain, own gain, mu, E[z g e], P, E[z z^T e], P_g, E[z_g z_g^T e]) -> P',
             Cov(z' z'^T, v')/v', E[w w'], E of the squared gradient part, mu', P_g', Cov(z_g' z_g'^T, v')/v'.
         system: (hyper, t, D, gain, own gain) -> A and b, a sign replaced by its linear part.
+        plain: (hyper, t, D, G, gain, own gain, P) -> P' at e = 0.
+        plain_normalizer: (hyper, t, G, v, P) -> v', D.
         separate: Whether the gradient part needs buffers of its own, which have seen gradients only.
     """
 
@@ -56,6 +58,8 @@ class Recurrence:
     argument: Compiled | None
     step: Compiled
     system: Compiled
+    plain: Compiled
+    plain_normalizer: Compiled | None
     separate: bool
 
 
@@ -90,9 +94,8 @@ def _moments(a: sp.Matrix, b: sp.Matrix, p: sp.Matrix, pe: sp.Matrix, ge: sp.Mat
     return new, with_e + _e_sq * (_pair(a1, p, a0) + grad * _pair(b1, one, b0))
 
 
-def _normalizer(response: LinearResponse, hyper: tuple[Any, ...], p: sp.Matrix, mu: sp.Matrix) -> Compiled | None:
-    if response.square is None:
-        return None
+def _normalizer(response: LinearResponse, hyper: tuple[Any, ...], p: sp.Matrix, mu: sp.Matrix) -> tuple[Compiled, Compiled]:
+    assert response.square is not None
     (q, c), rate, fresh, grad, n = response.square, response.average, 1 - response.average, sym.grad_sq, p.rows
     v, v_var, kurt = sp.symbols("v v_var kurt", positive=True)
     k, kg = symmetric("K", n), symmetric("L", n)
@@ -107,7 +110,8 @@ def _normalizer(response: LinearResponse, hyper: tuple[Any, ...], p: sp.Matrix, 
     with_grad = 2 * fresh * grad * p * q.applyfunc(lambda x: sp.sqrt(x * c)) * sp.ones(n, 1) / new_v
     outputs = [new_v, new_var, sp.sqrt(new_v * response.correction), new_var / new_v**2, fresh * c * (kurt - 1) * grad / new_v]
     outputs += [*with_grad, *listed(with_e), *listed(rate * kg / new_v)]
-    return Compiled((*hyper, sym.t, grad, kurt, v, v_var, *mu, *listed(p), *listed(k), *listed(kg)), outputs)
+    whole = Compiled((*hyper, sym.t, grad, kurt, v, v_var, *mu, *listed(p), *listed(k), *listed(kg)), outputs)
+    return whole, Compiled((*hyper, sym.t, grad, v, *listed(p)), [outputs[0], outputs[2]])
 
 
 @cached
@@ -138,10 +142,14 @@ def recurrence(rule: type[UpdateRule]) -> Recurrence:
     update_sq = new_g[0, 0] if response.argument is None else response.sign_drive[0] ** 2
     outputs = [*listed(new + white), *listed(with_e), lagged, update_sq, *((a0 + a2 * _e_sq / 2) * mu)]
     outputs += [*listed(new_g), *listed(with_eg)] if separate else []
+    still = {x: 0 for x in (_e_sq, _e_grad, *ge, *listed(pe), *listed(pge))}
+    plain = [x.subs(still) for x in listed(new + white)]
+    normalizer, plain_normalizer = (None, None) if response.square is None else _normalizer(response, hyper, p, mu)
     known = (*hyper, sym.t, sym.normalizer)
     matrices = (*listed(p), *listed(pe), *listed(pg), *listed(pge))
     return Recurrence(
-        n, tuple(combinations_with_replacement(range(n), 2)), _normalizer(response, hyper, p, mu), argument,
+        n, tuple(combinations_with_replacement(range(n), 2)), normalizer, argument,
         Compiled((*known, grad, _e_sq, _e_grad, gain, own_gain, *mu, *ge, *matrices), outputs),
-        Compiled((*known, gain, own_gain), [*a, *b]), separate,
+        Compiled((*known, gain, own_gain), [*a, *b]),
+        Compiled((*known, grad, gain, own_gain, *listed(p)), plain), plain_normalizer, separate,
     )  # fmt: skip

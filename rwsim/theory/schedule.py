@@ -1,7 +1,7 @@
 """Norm, rotation and update size along any schedule, step by step, without a sample.
 
 The moment recurrence (see `recurrence`) is iterated from the walk's start with the hyperparameters of each step, the bias
-corrections, the memory of the normalizer and the dependence of scale-invariant gradients on the norm. `plain=True` stops
+corrections, the memory of the normalizer and the dependence of scale-invariant gradients on the norm. `plain_norm` stops
 there: its fixed point is the closed form of `equilibrium`, under a sign of its linearization. What a path needs beyond that:
 
 * The first steps of a normalizer, whose average holds few squares, are integrated as they are (`beginning`); later its
@@ -13,7 +13,7 @@ there: its fixed point is the closed form of `equilibrium`, under a sign of its 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -59,7 +59,7 @@ class Path:
 
 
 def expected_path(
-    rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapping[str, Any], start_sq: float, *, plain: bool = False
+    rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapping[str, Any], start_sq: float
 ) -> Path:
     """The walk to expect from uniform weights of second moment `start_sq` and empty buffers.
 
@@ -69,7 +69,6 @@ def expected_path(
         steps: T >= 1.
         schedule: Factors over the steps by hyperparameter, shape (steps,), or (steps, 2) for a pair such as `betas`.
         start_sq: E omega_c^2 at the start, > 0.
-        plain: Leave out what is of higher order than the closed forms of `equilibrium`.
 
     Raises:
         InvalidArgument: A value out of range, a factor array of another shape.
@@ -82,29 +81,40 @@ def expected_path(
         >>> path.norm[[0, 99, 299]].round(2), path.equilibrium_norm[[0, 99, 299]].round(2)
         (array([0.59, 1.49, 1.75]), array([2.53, 2.07,  nan]))
     """
-    if steps < 1:
-        raise InvalidArgument("steps", "must be at least 1", steps)
     if not 0 < start_sq < math.inf:
         raise InvalidArgument("start_sq", "must lie in (0, inf)", start_sq, "give the mean square of the starting weights")
     values = hyper_values(rule, schedule, steps)
-    walker = _Walker(type(rule), law, start_sq, plain)
-    found = np.full((3, steps), math.nan)
+    walker = _Walker(type(rule), law, start_sq, plain=False)
     with np.errstate(all="ignore"):
-        for step, hyper in enumerate(values):
-            try:
-                found[:, step] = walker.take(step + 1, hyper)
-            except (OverflowError, ZeroDivisionError, ValueError):  # numbers raise where arrays go on with Inf and NaN
-                found[:, step:] = math.inf
-                break
+        found = _iterated(walker.take, values, 3)
         return Path(np.sqrt(found[0]), found[1], np.sqrt(found[2]), *equilibria(rule, law, values))
+
+
+def plain_norm(rule: UpdateRule, law: GradientLaw, steps: int, start_sq: float) -> Array:
+    """The norm of `expected_path` without what is of higher order than the closed forms of `equilibrium`, shape (time,)."""
+    walker = _Walker(type(rule), law, start_sq, plain=True)
+    with np.errstate(all="ignore"):
+        return np.sqrt(_iterated(walker.take_plain, hyper_values(rule, {}, steps), 1)[0])
+
+
+def _iterated(take: Callable[[int, tuple[float, ...]], tuple[float, ...]], values: list[tuple[float, ...]], count: int) -> Array:
+    found = np.full((count, len(values)), math.inf)
+    for step, hyper in enumerate(values):
+        try:
+            found[:, step] = take(step + 1, hyper)
+        except (OverflowError, ZeroDivisionError, ValueError):  # numbers raise where arrays go on with Inf and NaN
+            break
+    return found
 
 
 def hyper_values(rule: UpdateRule, schedule: Mapping[str, Any], steps: int) -> list[tuple[float, ...]]:
     """Flat hyperparameters of every step.
 
     Raises:
-        InvalidArgument: A name that the rule lacks, another shape, a value out of range.
+        InvalidArgument: No steps, a name that the rule lacks, another shape, a value out of range.
     """
+    if steps < 1:
+        raise InvalidArgument("steps", "must be at least 1", steps)
     for name, factors in schedule.items():
         if name not in rule.hyper:
             raise InvalidArgument(f"schedule[{name!r}]", f"is not a hyperparameter of {rule.name}", name, f"it takes {', '.join(rule.hyper)}")
@@ -172,14 +182,16 @@ class _Walker:
     """
 
     def __init__(self, rule: type[UpdateRule], law: GradientLaw, start_sq: float, plain: bool) -> None:
-        self.rule, self.law, self.plain, self.arrays, self.classes = rule, law, plain, True, 1
+        self.rule, self.law, self.arrays, self.classes = rule, law, True, 1
         self.recurrence = recurrence(rule)
         n, size = self.recurrence.states, len(self.recurrence.order)
-        self.nodes, self.weights = (np.ones(1), np.ones(1)) if plain else law.length_squared()
+        self.nodes, self.weights = law.length_squared()
         self.fourth = float(self.weights @ self.nodes**2)  # E l^4 at E l^2 = 1
         gamma = np.abs(getattr(law, "gamma_in", np.ones((1, law.fan_in))))
-        _, self.first, back, counts = np.unique(gamma, axis=1, return_index=True, return_inverse=True, return_counts=True)
-        self.back, self.share = back.ravel(), counts.astype(float)
+        _, first, back, counts = np.unique(gamma, axis=1, return_index=True, return_inverse=True, return_counts=True)
+        if len(first) == law.fan_in:  # all differ: in their own order
+            first = back = np.arange(law.fan_in)
+        self.first, self.back, self.share = first, back.ravel(), counts.astype(float)
         neurons = len(law.second_moment(np.full((1, law.fan_in), start_sq)))
         shape = (neurons, len(counts))
         self.p: list[Any] = [np.full(shape, start_sq if ij == (0, 0) else 0.0) for ij in self.recurrence.order]
@@ -216,8 +228,11 @@ class _Walker:
         spread = self.p[0]
         if self.classes > 1:
             spread = spread.reshape(len(spread), -1, self.classes).mean(-1)
-        grad = np.broadcast_to(self.law.second_moment(spread[:, self.back]), (len(spread), self.law.fan_in))[:, self.first]
-        grad = grad * np.reshape(boost, (-1, 1))
+        if len(self.first) == self.law.fan_in:
+            grad = self.law.second_moment(spread)
+        else:
+            grad = np.broadcast_to(self.law.second_moment(spread[:, self.back]), (len(spread), self.law.fan_in))[:, self.first]
+        grad = grad * np.reshape(boost, (-1, 1)) if self.spread is not None else grad
         return np.repeat(grad, self.classes, axis=1) if self.classes > 1 else grad
 
     def take(self, t: int, hyper: tuple[float, ...]) -> tuple[float, float, float]:
@@ -239,9 +254,8 @@ class _Walker:
             self.v, v_var, root, *rest = r.normalizer.of(arrays)(
                 *hyper, t, grad, kurt, self.v, self.v_var, *self.mu, *self.p, *self.k, *self.kg
             )
-            if not self.plain:
-                self.v_var, e_sq, e_grad = v_var, rest[0], rest[1]
-                ge, pe, pge = rest[2 : 2 + n], rest[2 + n : 2 + n + size], rest[2 + n + size :]
+            self.v_var, e_sq, e_grad = v_var, rest[0], rest[1]
+            ge, pe, pge = rest[2 : 2 + n], rest[2 + n : 2 + n + size], rest[2 + n + size :]
         white, beyond = None, 0.0
         if r.argument is not None:
             past, k, *h, drive = r.argument.of(arrays)(*hyper, *self.p)
@@ -265,13 +279,24 @@ class _Walker:
         self.mu = rest[:n]
         if r.separate:
             self.pg = rest[n : n + size]
-        if r.normalizer is not None and not self.plain:
+        if r.normalizer is not None:
             self.k = [x * self.v for x in with_e]
             self.kg = [x * self.v for x in rest[n + size :]] if r.separate else self.kg
         result = self._means(angle, update)
         if self.classes > 1 and t % _JOIN_EVERY == 0:
             self._join()
         return result
+
+    def take_plain(self, t: int, hyper: tuple[float, ...]) -> tuple[float]:
+        """Take step t without anything beyond the closed forms: E||w||^2."""
+        r, arrays, grad, root, gain = self.recurrence, self.arrays, self.grad_sq(), 1.0, 0.0
+        if r.plain_normalizer is not None:
+            self.v, root = r.plain_normalizer.of(arrays)(*hyper, t, grad, self.v, *self.p)
+        if r.argument is not None:
+            past, k, *_ = r.argument.of(arrays)(*hyper, *self.p)
+            gain = (2 / math.pi / (past + k**2 * grad)) ** 0.5
+        self.p = r.plain.of(arrays)(*hyper, t, root, grad, gain, gain, *self.p)
+        return (float(np.mean(self.total(self.p[0]))),)
 
     def _means(self, angle: Any, update: Any) -> tuple[float, float, float]:
         if not self.arrays:
