@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rwsim.errors import InvalidArgument, NoEquilibrium
 from rwsim.optimizers import UpdateRule, find_rule
@@ -28,6 +29,8 @@ _LIVE = 0.01
 _OFF = 0.2
 # Where Table 1's norm or rotation at the peak is off by more, the paper's reading of the hyperparameters fails.
 _FAR = 0.05
+# Rule at its peak, factors over the steps, ids of its parameters or None for all.
+_Group = tuple[UpdateRule, dict[str, Array], set[int] | None]
 # Entries of a path in the published form.
 _POINTS = 201
 
@@ -77,7 +80,7 @@ class LayerPlan:
         return len(self.lr)
 
     @property
-    def live(self) -> Array:
+    def live(self) -> NDArray[np.bool_]:
         """Steps at which the learning rate says what was intended."""
         return (self.lr >= _LIVE * self.lr.max()) & (self.lr > 0)
 
@@ -172,7 +175,7 @@ def plan(
     if not 0 <= warmup < steps:
         raise InvalidArgument("warmup", f"must lie in [0, {steps}), the steps of the run", warmup)
     if isinstance(optimizer, str) or (isinstance(optimizer, type) and issubclass(optimizer, UpdateRule)):
-        groups = [(find_rule(optimizer)(**hyper), _factors(schedule, warmup, steps), None)]
+        groups: list[_Group] = [(find_rule(optimizer)(**hyper), _factors(schedule, warmup, steps), None)]
         if scheduler is not None:
             raise InvalidArgument("scheduler", "needs a torch optimizer", scheduler, "give factors by `schedule`")
     else:
@@ -233,7 +236,7 @@ def _layers(model: Any, parameters: set[int] | None, fan_in: int, init_norm: flo
     return [(names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} like it", *key) for key, names in found.items()]
 
 
-def _torch_groups(optimizer: Any, scheduler: Any, steps: int) -> list[tuple[UpdateRule, dict[str, Array], set[int]]]:
+def _torch_groups(optimizer: Any, scheduler: Any, steps: int) -> list[_Group]:
     """Rule, factors and parameters of every parameter group, the scheduler run ahead on a copy."""
     import torch
 
@@ -260,10 +263,10 @@ def _torch_groups(optimizer: Any, scheduler: Any, steps: int) -> list[tuple[Upda
             with python_warnings.catch_warnings():
                 python_warnings.simplefilter("ignore")  # it misses the optimizer's steps
                 ahead.step()
-    found = []
+    found: list[_Group] = []
     for rule, group, wanted, series in zip(rules, optimizer.param_groups, names, history, strict=True):
         base = {name: group[name] for name in rule.hyper if name in group}
-        factors = {}
+        factors: dict[str, Array] = {}
         for name, values in zip(wanted, series, strict=True):
             table = np.array(values)
             peak = table.max(0)
@@ -293,7 +296,7 @@ def _layer_plan(name: str, rule: UpdateRule, law: GradientLaw, norm: float, fact
     with np.errstate(invalid="ignore", divide="ignore"):
         near = np.abs(path.norm / path.equilibrium_norm - 1) <= _NEAR
         ratio = path.rotation / path.equilibrium_rotation
-    reached, left = _stay(near, live, max(1, math.ceil(_LONG * steps)))
+    reached, left, share = _stay(near, live, max(1, math.ceil(_LONG * steps)))
     before = live.copy()
     before[: min(10, steps - 1)] = False  # momentum fills up
     if reached is not None:
@@ -316,21 +319,21 @@ def _layer_plan(name: str, rule: UpdateRule, law: GradientLaw, norm: float, fact
         eta_r, eta_g = float(path.equilibrium_rotation[peak]), exact.rms_update / math.sqrt(law.fan_in)
         highest = _highest_lr(rule, law)
     return LayerPlan(
-        name, rule, law.fan_in, norm, lr, path, constant, reached, left, float(near.mean()), transient,
+        name, rule, law.fan_in, norm, lr, path, constant, reached, left, share, transient,
         float(last[-1]) if len(last) else math.nan, eta_r, eta_g, table_off, highest,
     )  # fmt: skip
 
 
-def _stay(near: Array, live: Array, long: int) -> tuple[int | None, int | None]:
-    """First step of the first, last step of the last stretch of at least `long` steps; no last one where it holds to the end."""
+def _stay(near: NDArray[np.bool_], live: NDArray[np.bool_], long: int) -> tuple[int | None, int | None, float]:
+    """First step of the first stretch of at least `long` steps, last step of the last one or None where it holds to the end,
+    and the share of such stretches in the run."""
     edges = np.diff(np.concatenate([[0], near.astype(int), [0]]))
     first, after = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
     kept = after - first >= long
     if not kept.any():
-        return None, None
-    end = int(after[kept][-1])
-    alive = int(np.flatnonzero(live)[-1]) + 1
-    return int(first[kept][0]) + 1, end if end < alive else None
+        return None, None, 0.0
+    end, alive = int(after[kept][-1]), int(np.flatnonzero(live)[-1]) + 1
+    return int(first[kept][0]) + 1, end if end < alive else None, float((after - first)[kept].sum() / len(near))
 
 
 def _highest_lr(rule: UpdateRule, law: GradientLaw) -> float:
@@ -394,8 +397,9 @@ def _warnings(layer: LayerPlan) -> list[str]:
     if layer.reached is not None and layer.lag < 1 - _OFF:
         found.append(f"at the end, with 1 % of the peak learning rate, the rotation is {layer.lag:.2g} of the intended one: it lags.")
     if layer.table_off > _FAR:
-        found.append(f"lr times weight decay, {values.lr * values.weight_decay:.2g}, is large: Table 1 of the paper is off by {layer.table_off:.0%}.")
+        found.append(
+            f"lr times weight decay, {values.lr * values.weight_decay:.2g}, is large: Table 1 of the paper is off by {layer.table_off:.0%}."
+        )
     if layer.rule.values.lr > layer.highest_lr / 2:
         found.append(f"the peak learning rate is close to where the recurrence loses its stability, {layer.highest_lr:g}.")
     return [f"{layer.name}: {text}" for text in found]
-

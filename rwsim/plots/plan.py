@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from rwsim.plots.style import COLORS, OPTIMIZER_TITLES, number
+from rwsim.plots.style import COLORS, OPTIMIZER_TITLES, number, set_ticks
 
 if TYPE_CHECKING:
     from rwsim.plan import LayerPlan, Plan
@@ -90,9 +90,9 @@ def _log(axis: Axes, *values: np.ndarray) -> None:
     flat = flat[np.isfinite(flat) & (flat > 0)]
     if len(flat) and flat.max() > 4 * flat.min():
         axis.set_yscale("log")
-        axis.set_ylim(flat.min() / 1.3, flat.max() * 1.3)
-        axis.yaxis.set_major_formatter(FuncFormatter(number))
-        axis.yaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+        low, high = flat.min() / 1.3, flat.max() * 1.3
+        axis.set_ylim(low, high)
+        set_ticks(axis.yaxis, low, high)
 
 
 def save_plan(plan: "Plan", folder: Path) -> Path:

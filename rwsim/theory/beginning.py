@@ -81,7 +81,7 @@ class Beginning:
         """By classes of like normalizers, flat along the kinds: E z, E[z z^T], v, Var v, Cov(z z^T, v), and E[z_g z_g^T] and
         Cov(z_g z_g^T, v) of the gradient's own buffers."""
         # First by starting weight, then by what the normalizer remembers.
-        (*more, points), square = self.state["param"].shape, self.state[self.square]
+        square, more = self.state[self.square], self.state[self.square].shape[:2]
         by_start = np.broadcast_to(np.argsort(self.unit, axis=-1), square.shape).reshape(*more, self.starts, -1)
         inner = np.argsort(np.take_along_axis(square, by_start.reshape(square.shape), -1).reshape(by_start.shape), axis=-1)
         ranks = np.take_along_axis(by_start, inner, -1).reshape(square.shape)

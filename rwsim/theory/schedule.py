@@ -58,9 +58,7 @@ class Path:
     equilibrium_rotation: Array
 
 
-def expected_path(
-    rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapping[str, Any], start_sq: float
-) -> Path:
+def expected_path(rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapping[str, Any], start_sq: float) -> Path:
     """The walk to expect from uniform weights of second moment `start_sq` and empty buffers.
 
     Args:
@@ -117,7 +115,8 @@ def hyper_values(rule: UpdateRule, schedule: Mapping[str, Any], steps: int) -> l
         raise InvalidArgument("steps", "must be at least 1", steps)
     for name, factors in schedule.items():
         if name not in rule.hyper:
-            raise InvalidArgument(f"schedule[{name!r}]", f"is not a hyperparameter of {rule.name}", name, f"it takes {', '.join(rule.hyper)}")
+            known = f"it takes {', '.join(rule.hyper)}"
+            raise InvalidArgument(f"schedule[{name!r}]", f"is not a hyperparameter of {rule.name}", name, known)
         shape = (steps, *np.shape(getattr(rule.values, name)))
         if np.shape(factors) != shape:
             raise InvalidArgument(f"schedule[{name!r}]", f"must have shape {shape}: one factor per step", np.shape(factors))
@@ -140,33 +139,33 @@ def _namespace(rule: type[UpdateRule], flat: tuple[float, ...]) -> SimpleNamespa
 
 
 def equilibria(rule: UpdateRule, law: GradientLaw, values: list[tuple[float, ...]]) -> tuple[Array, Array]:
-    """Norm and rotation at the frozen hyperparameters of every step; NaN without an equilibrium."""
+    """Norm and rotation at the frozen hyperparameters of every step; NaN without an equilibrium.
+
+    Computed along the way that the hyperparameters go, at even distances in their logarithms and wherever they turn or jump.
+    """
     table = np.array(values)
-    with np.errstate(divide="ignore"):
-        logs = np.log(np.where(table > 0, table, np.nan))
-    travelled = np.cumsum(np.nansum(np.abs(np.diff(logs, axis=0, prepend=logs[:1])), axis=1))
-    marks = np.linspace(0, travelled[-1], _EQUILIBRIA) if travelled[-1] > 0 else np.zeros(1)
-    chosen = np.unique(np.searchsorted(travelled, marks).clip(max=len(values) - 1))
-    jumps = np.flatnonzero(np.diff(travelled) > travelled[-1] / 20) if travelled[-1] else np.zeros(0, dtype=int)
-    live = np.flatnonzero((table[:, [i for i, v in enumerate(_flat_names(rule)) if v in ("lr", "weight_decay")]] > 0).all(1))
+    found = np.full((2, len(table)), math.nan)
+    needed = [i for i, name in enumerate(_flat_names(rule)) if name in ("lr", "weight_decay")]
+    live = np.flatnonzero((table[:, needed] > 0).all(1))
     if not len(live):
-        return np.full(len(values), math.nan), np.full(len(values), math.nan)
-    chosen = np.unique(np.concatenate([chosen, jumps, jumps + 1, live[[0, -1]]]))
-    chosen = chosen[np.isin(chosen, live)]
-    known = np.full((2, len(chosen)), math.nan)
-    cache: dict[tuple[float, ...], tuple[float, float]] = {}
-    for i, step in enumerate(chosen):
-        key = values[step]
-        if key not in cache:
-            try:
-                exact = predict_equilibrium(type(rule)(**vars(_namespace(type(rule), key))), law).exact
-                cache[key] = exact.norm, exact.rotation
-            except NoEquilibrium:
-                cache[key] = math.nan, math.nan
-        known[:, i] = cache[key]
-    found = np.full((2, len(values)), math.nan)
-    for row, of in zip(found, known, strict=True):
-        row[live] = np.exp(np.interp(travelled[live], travelled[chosen], np.log(of)))
+        return found[0], found[1]
+    logs = np.log(np.where(table[live] > 0, table[live], 1.0))
+    moves = np.diff(logs, axis=0, prepend=logs[:1])
+    travelled = np.cumsum(np.abs(moves).sum(1))
+    spacing = travelled[-1] / _EQUILIBRIA
+    even = np.searchsorted(travelled, spacing * np.arange(_EQUILIBRIA))
+    turns = np.flatnonzero((np.sign(moves[1:]) != np.sign(moves[:-1])).any(1))
+    jumps = np.flatnonzero(np.diff(travelled) > spacing)
+    marks = np.unique(np.concatenate([even, turns, jumps, jumps + 1, [0, len(live) - 1]]).clip(max=len(live) - 1))
+    known: dict[tuple[float, ...], tuple[float, float]] = {}
+    for key in {values[live[mark]] for mark in marks}:
+        try:
+            exact = predict_equilibrium(type(rule)(**vars(_namespace(type(rule), key))), law).exact
+            known[key] = math.log(exact.norm), math.log(exact.rotation)
+        except NoEquilibrium:
+            known[key] = math.nan, math.nan
+    for row, of in zip(found, np.array([known[values[live[mark]]] for mark in marks]).T, strict=True):
+        row[live] = np.exp(np.interp(travelled, travelled[marks], of))
     return found[0], found[1]
 
 
@@ -195,8 +194,8 @@ class _Walker:
         neurons = len(law.second_moment(np.full((1, law.fan_in), start_sq)))
         shape = (neurons, len(counts))
         self.p: list[Any] = [np.full(shape, start_sq if ij == (0, 0) else 0.0) for ij in self.recurrence.order]
-        self.mu, self.pg, self.k, self.kg = ([np.zeros(shape) for _ in range(count)] for count in (n, size, size, size))
-        self.v, self.v_var = np.zeros(shape), np.zeros(shape)
+        zeros: list[list[Any]] = [[np.zeros(shape) for _ in range(count)] for count in (n, size, size, size, 2)]
+        self.mu, self.pg, self.k, self.kg, (self.v, self.v_var) = zeros
         self.spread = None if plain else Spread(self.recurrence, law, gamma[:, self.first], self.share, start_sq)
         self.signs = None if plain or self.recurrence.argument is None else _Signs(self.recurrence, neurons)
         self.beginning: Beginning | None = None
@@ -209,7 +208,9 @@ class _Walker:
         if self.p[0].size > 1:
             return
         self.arrays = False
-        self.p, self.mu, self.pg, self.k, self.kg = ([float(np.ravel(x)[0]) for x in m] for m in (self.p, self.mu, self.pg, self.k, self.kg))
+        self.p, self.mu, self.pg, self.k, self.kg = (
+            [float(np.ravel(x)[0]) for x in m] for m in (self.p, self.mu, self.pg, self.k, self.kg)
+        )
         self.v, self.v_var = float(np.ravel(self.v)[0]), float(np.ravel(self.v_var)[0])
         # Of alike coordinates E g^2 is inverse to the spread, or does not depend on it.
         self.unit = float(self.law.second_moment(np.ones((1, self.law.fan_in))).flat[0])
@@ -237,6 +238,9 @@ class _Walker:
 
     def take(self, t: int, hyper: tuple[float, ...]) -> tuple[float, float, float]:
         """Take step t: E||w||^2, the mean angle and E||Delta_g w||^2, mean over neurons."""
+        root: Any
+        lagged: Any
+        update: Any
         grad, before = self.grad_sq(), self.p
         if self.beginning is not None:
             self.p, lagged, update, root = self.beginning.take(t, _namespace(self.rule, hyper), grad)
@@ -256,7 +260,7 @@ class _Walker:
             )
             self.v_var, e_sq, e_grad = v_var, rest[0], rest[1]
             ge, pe, pge = rest[2 : 2 + n], rest[2 + n : 2 + n + size], rest[2 + n + size :]
-        white, beyond = None, 0.0
+        white = None
         if r.argument is not None:
             past, k, *h, drive = r.argument.of(arrays)(*hyper, *self.p)
             sigma = np.sqrt(np.multiply.outer(k**2 * grad, self.nodes) + np.asarray(past)[..., None])
@@ -269,9 +273,9 @@ class _Walker:
         p, with_e, (lagged, update), rest = new[:size], new[size : 2 * size], new[2 * size : 2 * size + 2], new[2 * size + 2 :]
         if self.signs is not None and self.spread is not None:
             system = r.system.of(arrays)(*hyper, t, root, gain, own)
-            beyond = self.signs.beyond_linear(system, h, k, drive, past, grad, self.p)
-            pulled = self.spread.sign_pull(self.total, h, k, self.p, grad, arrays) / self.law.fan_in
-            beyond = beyond[:, None] + gain * np.reshape(pulled, (-1, 1)) if arrays else float(beyond[0]) + gain * pulled
+            curved = self.signs.beyond_linear(system, h, k, drive, past, grad, self.p)
+            pulled = self.spread.sign_pull(self.total, h, k, self.p, grad, arrays)
+            beyond = curved[:, None] + gain * np.reshape(pulled, (-1, 1)) if arrays else float(curved[0]) + gain * pulled
             p[0] = p[0] + 2 * system[0] * drive * beyond
             lagged = lagged + drive * beyond
         self.p = [np.broadcast_to(x, grad.shape) for x in p] if arrays else p

@@ -142,7 +142,7 @@ class Spread:
         return pull, 1 - uu / 8 + 3 * ww / 8 - wu / 4
 
     def sign_pull(self, total: Any, h: list, k: float, p: list, grad: Any, arrays: bool) -> Any:
-        """Change of E[w . sign(n)] of order 1/dim, over the gain. Besides what neurons differ in: a coordinate whose w_c^2 has the
+        """Change of E[w_c sign(n_c)] of order 1/dim, over the gain. Besides what neurons differ in: a coordinate whose w_c^2 has the
         share x of ||w||^2 sees less of the gradient, which is orthogonal to w, and follows its momentum better, by x/2; and
         E[w m] weights it by w_c^2: (3 - 1)/(dim + 2) (dim - 1)/dim."""
         if not self.feedback or not np.any(p[-1]):
@@ -150,4 +150,4 @@ class Spread:
         gram = [total(x * self.scale) for x in p]
         (change,) = _sign_pull(self.recurrence.states).of(arrays)(*h, *gram, *self.cov, k**2 * total(grad * self.scale))
         pulled = sum(h[i] * gram[i] for i in range(1, self.recurrence.states))
-        return change + pulled * (self.dim - 1) / (self.dim + 2) / self.dim
+        return (change + pulled * (self.dim - 1) / (self.dim + 2) / self.dim) / total(self.scale)
