@@ -59,11 +59,11 @@ def test_cosine_falls_out_of_equilibrium_at_the_end(run_length, lr):
     assert (layer.path.norm > layer.path.equilibrium_norm)[end].all() and (layer.path.rotation < layer.path.equilibrium_rotation)[end].all()
     assert layer.lag < 0.5 and any("cannot decay as fast" in text for text in found.warnings)
     # At a constant learning rate it stays.
-    steady = only(plan("adamw", lr=lr, weight_decay=1e-2, steps=4000, fan_in=288))
+    steady = only(plan("adamw", lr=lr, weight_decay=1e-2, steps=2000, fan_in=288))
     assert steady.left is None and steady.lag == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.parametrize("run_length", [(4000, 100), pytest.param(SMALL, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("run_length", [(2000, 50), pytest.param(SMALL, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("lr", "above"), [(1e-4, True), (8.3e-3, False), (3e-1, False)])
 def test_trade_off_of_lr_and_decay(lr, above, run_length):
     """Figure 5: at lr times decay 5e-4 a low rate starts above its equilibrium and turns too slowly, a high one below and too fast."""

@@ -14,7 +14,7 @@ there: its fixed point is the closed form of `equilibrium`, under a sign of its 
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +24,8 @@ from rwsim.errors import InvalidArgument, NoEquilibrium
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory.beginning import EXACT_STEPS, Beginning
 from rwsim.theory.equilibrium import predict_equilibrium
-from rwsim.theory.noise import Array, GradientLaw
+from rwsim.theory.moments import linear_response
+from rwsim.theory.noise import Array, GradientLaw, ToySystem
 from rwsim.theory.recurrence import Recurrence, recurrence
 from rwsim.theory.spread import Spread
 
@@ -82,10 +83,20 @@ def expected_path(rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapp
     if not 0 < start_sq < math.inf:
         raise InvalidArgument("start_sq", "must lie in (0, inf)", start_sq, "give the mean square of the starting weights")
     values = hyper_values(rule, schedule, steps)
-    walker = _Walker(type(rule), law, start_sq, plain=False)
+    alike = replace(law.first, gamma_in=np.ones((1, law.fan_in))) if isinstance(law, ToySystem) and _scale_free(rule) else law
+    walker = _Walker(type(rule), alike, start_sq, plain=False)
     with np.errstate(all="ignore"):
         found = _iterated(walker.take, values, 3)
         return Path(np.sqrt(found[0]), found[1], np.sqrt(found[2]), *equilibria(rule, law, values))
+
+
+def _scale_free(rule: UpdateRule) -> bool:
+    """Whether the size of a coordinate's gradients cancels, so that coordinates and neurons of any gamma are alike, but for what
+    is of order 1/dim."""
+    response = linear_response(type(rule))
+    if response.square is None:
+        return response.direction == "sign"
+    return response.square[0].is_zero_matrix and getattr(rule.values, "eps", 0.0) == 0
 
 
 def plain_norm(rule: UpdateRule, law: GradientLaw, steps: int, start_sq: float) -> Array:
@@ -219,7 +230,7 @@ class _Walker:
 
     def total(self, x: Any) -> Any:
         """Sum over coordinates."""
-        return x @ self.share if np.ndim(x) else x * self.law.fan_in if not self.arrays else x * self.share.sum()
+        return x @ self.share if self.arrays and np.ndim(x) else x * self.law.fan_in
 
     def grad_sq(self) -> Any:
         """E g_c^2 of every kind."""
@@ -368,26 +379,26 @@ class _Signs:
 
     def beyond_linear(self, system: list, h: list, k: float, drive: float, past: Any, grad: Any, p: list) -> Array:
         """E[w s] of this step less its linear part, shape (neuron,)."""
-        n, order = self.recurrence.states, self.recurrence.order
+        n, order, neurons = self.recurrence.states, self.recurrence.order, self.past.shape[-1]
 
         def mean(x: Any) -> Array:
-            return np.broadcast_to(x, np.shape(grad) or (1, 1)).mean(-1)
+            return x.mean(-1) if np.ndim(x) else np.array([x] * neurons)
 
         size, row = mean(grad), np.array(h[1:])
         sigma = np.sqrt(mean(past) + k**2 * size)
-        found = np.zeros(len(size))
+        found = np.zeros(neurons)
         if len(self.weight):
-            rho = np.clip(np.einsum("b,lbn->ln", row, self.past) / (self.sigma * sigma), -1, 1)
+            rho = ((row @ self.past) / (self.sigma * sigma)).clip(-1, 1)
             found = 2 / math.pi * (self.weight @ (np.arcsin(rho) - rho))
-            alive = np.abs(rho).max(-1) > _LINEAR
+            alive = (np.abs(rho) > _LINEAR).any(-1)
             if not alive.all():
                 self.past, self.sigma, self.weight = self.past[alive], self.sigma[alive], self.weight[alive]
-        buffers = np.array(system[: n * n], dtype=object).reshape(n, n)[1:, 1:].astype(float)
-        moments = np.zeros((n, n, len(size)))
+        buffers = np.array([[system[i * n + j] for j in range(1, n)] for i in range(1, n)])
+        moments = np.zeros((n, n, neurons))
         for (i, j), x in zip(order, p, strict=True):
             moments[i, j] = moments[j, i] = mean(x)
-        own = np.einsum("ij,jmn,m->in", buffers, moments[1:, 1:], row) + np.outer(np.array(system[n * n + 1 :], dtype=float), k * size)
-        self.past = np.concatenate([np.einsum("ij,ljn->lin", buffers, self.past), own[None]])
+        own = np.einsum("ij,jmn,m->in", buffers, moments[1:, 1:], row) + np.outer(system[n * n + 1 :], k * size)
+        self.past = np.concatenate([buffers @ self.past, own[None]])
         self.sigma = np.concatenate([self.sigma, sigma[None]])
         self.weight = np.append(self.weight * system[0], drive)
         return found
