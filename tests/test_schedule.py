@@ -136,6 +136,15 @@ def test_pairs_take_schedules_too():
     assert path.rotation[399] / path.rotation[199] == pytest.approx(after.rotation / before.rotation, rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["sgdm", "adamw", "adam_l2", "lion"])
+def test_steps_without_a_learning_rate_change_nothing(name):
+    lr = np.ones(90)
+    lr[:5] = lr[60:70] = lr[-1] = 0
+    path = expected_path(CASES[name], Layer.draw(32, 1, gamma="uniform").law("marginal"), 90, {"lr": lr}, 1 / 96)
+    assert np.isfinite(path.norm).all() and path.norm[[4, 69, 89]] == pytest.approx([path.norm[0], path.norm[59], path.norm[88]], rel=1e-6)
+    assert path.rotation[[3, 65, 89]] == pytest.approx(0, abs=1e-6)
+
+
 def test_shapes():
     for shape in SHAPES:
         found = warmed_up(shape, 20, 100)

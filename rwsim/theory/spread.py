@@ -24,7 +24,8 @@ _START_FOURTH = 9 / 5
 @cached
 def _covariance(n: int) -> Compiled:
     """(A, b, b of ||g||^2, Gamma, cov, E of a squared coordinate of g, its total, Var of ||g||^2, feedback, white drive and
-    power) -> Var of w . step, relative Var of ||w'||^2, of the squared step across w, their Cov, and the new cov."""
+    power) -> relative Var of w . step and of ||w'||^2; mean, Var, and Cov with the relative ||w'||^2, of the squared step across
+    w; and the new cov."""
     a, b, sized = sp.Matrix(n, n, sp.symbols(f"a_:{n}:{n}")), sp.Matrix(sp.symbols(f"b_:{n}")), sp.Matrix(sp.symbols(f"s_:{n}"))
     each, total, variance, feedback, drive, power = sp.symbols("each total variance feedback drive power")
     gram = symmetric("G", n)
@@ -60,7 +61,7 @@ def _covariance(n: int) -> Compiled:
     with_w = [pairs.index((0, i)) for i in range(n)]
     pull = sum(across[i] * across[j] * cov[with_w[i], with_w[j]] for i in range(n) for j in range(n)) + drive**2 * power * gram[0, 0]
     w, u = mean[0, 0], mean[n, n]
-    outputs = [pull / gram[0, 0] ** 2, new[0, 0] / w**2, new[last, last] / u**2, new[0, last] / (w * u), *listed(new[:last, :last])]
+    outputs = [pull / gram[0, 0] ** 2, new[0, 0] / w**2, u, new[last, last], new[0, last] / w, *listed(new[:last, :last])]
     inputs = (*a, *b, *sized, *listed(gram), *listed(cov), each, total, variance, feedback, drive, power)
     return Compiled(inputs, outputs)
 
@@ -134,10 +135,12 @@ class Spread:
         sizes = system[n * n :] if white is None else [0.0, *system[n * n + 1 :]]
         gram = [total(x * self.scale) for x in p]
         found = _covariance(n).of(arrays)(*system, *sizes, *gram, *self.cov, each, size, variance, self.feedback, drive, power)
-        pull, ww, uu, wu, *self.cov = found
+        pull, ww, u, uu, wu, *self.cov = found
         self.boost = 1 + self.feedback * ww
-        if white is not None:
+        if white is not None or not np.all(u):  # a sign has one size, and without a step there is none
             uu = wu = 0.0
+        else:
+            uu, wu = uu / u**2, wu / u
         # Log-normal: E sqrt(U/W) over sqrt(E U/E W).
         return pull, 1 - uu / 8 + 3 * ww / 8 - wu / 4
 
