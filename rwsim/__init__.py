@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rwsim.convert import convert
+    from rwsim.plan import plan
     from rwsim.sweeps.sweep import sweep
     from rwsim.theory.predict import predict
     from rwsim.validate import validate
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "convert": "rwsim.convert",
+    "plan": "rwsim.plan",
     "predict": "rwsim.theory.predict",
     "simulate": "rwsim.walk.simulate",
     "sweep": "rwsim.sweeps.sweep",
@@ -51,4 +53,4 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY])
 
 
-__all__ = ["RULES", "__version__", "convert", "predict", "simulate", "sweep", "validate"]
+__all__ = ["RULES", "__version__", "convert", "plan", "predict", "simulate", "sweep", "validate"]

@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError
 from rwsim import __version__
 from rwsim.cli.convert import convert
 from rwsim.cli.derive import derive
+from rwsim.cli.plan import plan
 from rwsim.cli.shared import FAILS, HOLDS, INTERNAL, USAGE, refuse
 from rwsim.cli.sweep import sweep
 from rwsim.cli.validate import validate
@@ -20,7 +21,7 @@ app = App(
     name="rwsim", version=__version__, help="A random-walk laboratory for optimizers with weight decay.",
     print_error=False, exit_on_error=False, suppress_keyboard_interrupt=False, result_action="return_value",
 )  # fmt: skip
-for command in (validate, derive, sweep, convert):
+for command in (validate, derive, sweep, plan, convert):
     app.command(command)
 
 
