@@ -13,12 +13,16 @@ from rwsim.optimizers import RULES
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rwsim.convert import convert
+    from rwsim.plan import plan
     from rwsim.sweeps.sweep import sweep
     from rwsim.theory.predict import predict
     from rwsim.validate import validate
     from rwsim.walk.simulate import simulate
 
 _LAZY = {
+    "convert": "rwsim.convert",
+    "plan": "rwsim.plan",
     "predict": "rwsim.theory.predict",
     "simulate": "rwsim.walk.simulate",
     "sweep": "rwsim.sweeps.sweep",
@@ -49,4 +53,4 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY])
 
 
-__all__ = ["RULES", "__version__", "predict", "simulate", "sweep", "validate"]
+__all__ = ["RULES", "__version__", "convert", "plan", "predict", "simulate", "sweep", "validate"]

@@ -111,6 +111,24 @@ def test_arcsine_law_at_constant_length_against_simulated_gaussians():
     assert (gamma[:30] >= linear[:30]).all()  # arcsin x >= x: the paper's linear part is a lower bound
 
 
+@pytest.mark.parametrize(("lr", "weight_decay"), [(1e-3, 1.0), (0.1, 3.0), (1.0, 1.6)])
+def test_angle_of_a_sign_is_that_of_its_two_moments(lr, weight_decay):
+    """cos = E w w' / E w^2 from the printed sums of THEORY.md section 2, where these do not cancel."""
+    rule, keep = Lion(lr=lr, weight_decay=weight_decay), 1 - lr * weight_decay
+    gamma, _ = sign_autocovariance(rule, IdealWalk(8))
+    sums = (keep ** np.arange(len(gamma))) @ gamma
+    weight_sq = lr**2 * (1 + 2 * keep * sums) / (1 - keep**2)
+    found = predict_equilibrium(rule, IdealWalk(8)).exact
+    assert found.norm == pytest.approx(math.sqrt(8 * weight_sq), rel=1e-12)
+    assert math.cos(found.rotation) == pytest.approx(keep + lr**2 * sums / weight_sq, rel=1e-9)
+
+
+def test_angle_of_a_sign_holds_at_a_small_decay():
+    """1 - cos of a tiny angle: no cancellation at lr times decay 1e-12."""
+    found = [rwsim.predict("lion", lr=lr, weight_decay=1e-3, fan_in=8).exact.rotation / math.sqrt(lr) for lr in (1e-8, 1e-9)]
+    assert found[1] == pytest.approx(found[0], rel=1e-8)
+
+
 @pytest.mark.parametrize("batch", [4, 6, 10, 32, 512])
 def test_length_quadrature_is_exact(batch):
     nodes, weights = toy(np.ones(4), [1.0], batch).length_squared()

@@ -12,7 +12,7 @@ import rwsim
 
 ROOT = Path(rwsim.__file__).parent
 # One way only: a module may import from its own layer and from those to its left.
-LAYERS = ("errors", "optimizers", "theory", "walk", "stats", "config", "sweeps", "validate", "tables", "plots", "cli")
+LAYERS = ("errors", "optimizers", "theory", "walk", "stats", "config", "convert", "sweeps", "validate", "plan", "tables", "plots", "cli")
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
@@ -69,7 +69,7 @@ def test_door_survives_submodule_imports():
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         rwsim.nonsense  # noqa: B018 - the attribute access is what is tested
-    assert {"predict", "simulate", "validate", "RULES"} <= set(dir(rwsim))
+    assert {"convert", "predict", "simulate", "validate", "RULES"} <= set(dir(rwsim))
 
 
 def test_version_and_changelog_agree():

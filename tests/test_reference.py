@@ -316,7 +316,7 @@ def test_keys_tell_apart_what_differs_and_nothing_else():
     assert {key(steps=20), key(window=5), key(AdamW(lr=0.01, weight_decay=0.1, eps=0))} == {key()}
     # Numbers that are equal but not of the declared type, which the type checks of this suite keep out of a Job.
     job = Job((rule,), layer, 10)
-    loose = SimpleNamespace(gamma_in=layer.gamma_in, gamma_out=layer.gamma_out, batch=np.int64(32), loss_scale=1)
+    loose = SimpleNamespace(gamma_in=layer.gamma_in, gamma_out=layer.gamma_out, batch=np.int64(32), loss_scale=1, normalization="batch")
     loosely = {name: getattr(job, name) for name in ("rule", "rules", "configs", "gradient", "schedule", "replicates")}
     assert Job.keys(SimpleNamespace(layer=loose, seed=np.int64(0), radial=0, **loosely)) == (key(),)
 

@@ -26,13 +26,14 @@ from rwsim.optimizers import RULES
 from rwsim.stats.burnin import truncation
 from rwsim.sweeps import result
 from rwsim.sweeps import run as running
-from rwsim.sweeps.grid import Axis, Grid, SweepConfig, schedule_factors
+from rwsim.sweeps.grid import Axis, Grid, SweepConfig
 from rwsim.sweeps.ledger import Ledger, identity_of
 from rwsim.sweeps.log import read_log
 from rwsim.sweeps.outcome import Outcome, reduce
 from rwsim.sweeps.sweep import sweep
 from rwsim.theory import symbols as sym
 from rwsim.theory.equilibrium import predict_equilibria
+from rwsim.theory.factors import schedule_factors
 from rwsim.theory.moments import linear_response
 from rwsim.theory.noise import IdealWalk
 from tests.statistics import Z
@@ -109,7 +110,7 @@ def test_axes():
         ({"axes": {}}, "`axes`"),
         ({"design": "latin"}, "`points` must be given for design latin"),
         ({"points": 3}, "`points` belongs to designs random and latin"),
-        ({"axes": {"schedule": ["cosin"]}}, "`schedule` must be constant, linear or cosine"),
+        ({"axes": {"schedule": ["cosin"]}}, "`schedule` must be one of constant, linear, cosine"),
         ({"stepz": 3}, "`stepz`"),
         ({"steps": 0}, "`steps` must be greater than or equal to 1"),
     ],

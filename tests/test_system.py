@@ -47,6 +47,63 @@ def test_faithful_gradient_is_backpropagation(layers, monkeypatch):
             assert torch.allclose(ours[config, 5 * index : 5 * index + 5], w.grad, rtol=1e-10, atol=1e-18)
 
 
+def _loss(normalization, weight, inputs, gamma_in, gamma_out, out_grad):
+    """sum of output gradients times outputs, written out with torch's own norms; eps 1e-300 changes no bit of order 1."""
+    scaled = inputs.T * gamma_in
+    if normalization == "weight":
+        weight = (weight - weight.mean(-1, keepdim=True)) / weight.std(-1, keepdim=True, correction=0)
+    z = scaled @ weight.T
+    if normalization == "layer":
+        z = torch.nn.functional.layer_norm(z, z.shape[1:], eps=1e-300)
+    return (gamma_out * z * out_grad.T).sum()
+
+
+@pytest.mark.parametrize("normalization", ["layer", "weight", "none"])
+def test_neighbouring_gradients_are_backpropagation(normalization, monkeypatch):
+    """Against autograd through torch's layer norm, a standardized weight, and the bare layer."""
+    layer = Layer.draw(fan_in=7, neurons=5, batch=9, loss_scale=0.3, seed=3, normalization=normalization)
+    generator = torch.Generator().manual_seed(0)
+    weight = layer.start(2, 3, generator, torch.float64)
+    recorded = []
+    original = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *a, **k: recorded.append(original(*a, **k)) or recorded[-1])
+    ours = layer.gradient("faithful", generator, torch.float64, 3)(weight)
+    inputs, out_grad = recorded
+    for config in range(2):
+        for index in range(3):
+            w = weight[config, 5 * index : 5 * index + 5].clone().requires_grad_()
+            scale = torch.from_numpy(layer.gamma_out) * 0.3 / (5 * 9)
+            _loss(normalization, w, inputs[config, index], torch.from_numpy(layer.gamma_in), scale, out_grad[config, index]).backward()
+            assert torch.allclose(ours[config, 5 * index : 5 * index + 5], w.grad, rtol=1e-10, atol=1e-18)
+
+
+@pytest.mark.parametrize(("normalization", "neuron", "matrix"), [("batch", 0, 0), ("layer", 1, 0), ("weight", 0, 0), ("none", 1, 1)])
+def test_what_is_scale_invariant(normalization, neuron, matrix):
+    """Radial part of the gradient, squared, over its share 1/C by chance: of single neurons, and of the whole matrix.
+
+    Weight standardization and layer norm know a second direction: the mean of a row, and of all rows, which no gradient moves.
+    """
+    layer = Layer.draw(24, 16, 32, gamma="uniform", normalization=normalization)
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn((400, 16, 24), generator=generator, dtype=torch.float64)
+    gradient = layer.gradient("faithful", generator, torch.float64)(weight)
+    for unit, invariant in (((-1,), not neuron), ((-1, -2), not matrix)):
+        size = math.prod(weight.shape[axis] for axis in unit)
+        along = (gradient * weight).sum(unit)
+        share = size * along.square() / ((gradient**2).sum(unit) * (weight**2).sum(unit))
+        found, error = mean_and_error(share.flatten())
+        if invariant:
+            assert found < 1e-20
+        else:
+            assert abs(found - 1) < 0.25 and error < 0.1  # and of either sign: its mean is nothing
+            assert abs(float(along.mean())) < 6 * float(along.std()) / math.sqrt(along.numel())
+    row, rows = gradient.sum(-1).abs().max() / gradient.abs().max(), gradient.sum(-2).abs().max() / gradient.abs().max()
+    assert (float(row) < 1e-12) is (normalization == "weight") and (float(rows) < 1e-12) is (normalization == "layer")
+    # The gradient at four times the weight is a quarter; without normalization it is the same.
+    one, four = (layer.gradient("faithful", torch.Generator().manual_seed(5), torch.float64)(s * weight[:1]) for s in (1.0, 4.0))
+    assert torch.allclose(one, four if normalization == "none" else 4 * four, rtol=1e-10, atol=1e-18)
+
+
 @pytest.mark.parametrize("kind", ["faithful", "marginal"])
 @pytest.mark.parametrize("batch", BATCHES)
 def test_gradient_is_orthogonal_to_the_weight(kind, batch):
@@ -159,6 +216,9 @@ def test_gammas_follow_the_seed():
         ({"fan_in": 1}, "`fan_in` must be at least 2"), ({"neurons": 0}, "`neurons` must be at least 1"),
         ({"batch": 3}, "`batch` must be at least 4"), ({"loss_scale": 0.0}, "`loss_scale`"), ({"loss_scale": math.inf}, "`loss_scale`"),
         ({"gamma": "odd"}, "`gamma` must be one of normal, uniform"),
+        ({"normalization": "group"}, "`normalization` must be one of batch, layer, weight, none"),
+        ({"normalization": "layer", "neurons": 2}, "`neurons` must be at least 3 under layer normalization"),
+        ({"normalization": "weight", "fan_in": 2}, "`fan_in` must be at least 3 under weight standardization"),
     ],
 )  # fmt: skip
 def test_bad_layers_are_named(change, message):
@@ -168,6 +228,10 @@ def test_bad_layers_are_named(change, message):
         Layer(np.array([1.0, 0.0]), np.ones(2))
     with pytest.raises(InvalidArgument, match="`gradient` must be one of marginal"):
         Layer.draw(4, 4).gradient("odd", torch.Generator())
+    with pytest.raises(InvalidArgument, match="`normalization` must be batch with the marginal gradient, got 'layer'; take the faithful"):
+        Layer.draw(4, 4, normalization="layer").gradient("marginal", torch.Generator())
+    with pytest.raises(InvalidArgument, match="`normalization` must be batch for a prediction"):
+        Layer.draw(4, 4, normalization="layer").law("faithful")
 
 
 def test_faithful_gradient_takes_plain_tensors():

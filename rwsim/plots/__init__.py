@@ -4,7 +4,11 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+from rwsim.plots.plan import plan_figure, save_plan
 from rwsim.plots.sweep import save_sweep, save_trajectories, sweep_figures, trajectory_figures
 from rwsim.plots.validation import save_validation, validation_figure
 
-__all__ = ["save_sweep", "save_trajectories", "save_validation", "sweep_figures", "trajectory_figures", "validation_figure"]
+__all__ = [
+    "plan_figure", "save_plan", "save_sweep", "save_trajectories", "save_validation", "sweep_figures", "trajectory_figures",
+    "validation_figure",
+]  # fmt: skip

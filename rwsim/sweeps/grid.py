@@ -19,6 +19,7 @@ from scipy.stats import qmc
 from rwsim.config import WalkSettings
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers import RULES, UpdateRule, find_rule
+from rwsim.theory.factors import schedule_factors
 
 # More would be a slip of the pen: a GPU-week at the paper's steps.
 MOST_POINTS = 1_000_000
@@ -171,35 +172,6 @@ def _value(label: str, item: Any, kind: type) -> Any:
             raise InvalidArgument(label, "must hold whole numbers", item)
         return int(number)
     return number
-
-
-def schedule_factors(name: str, steps: int) -> np.ndarray | None:
-    """Factors on lr of a named schedule, shape (steps,); None for ``constant``.
-
-    ``constant``, ``linear`` (1 - t/T), ``cosine`` ((1 + cos(pi t/T))/2), t = 0 ... T-1, each optionally behind a linear warmup
-    over a share of the walk: ``warmup0.1+cosine``.
-
-    Example:
-        >>> schedule_factors("warmup0.5+linear", 4).tolist()
-        [0.5, 1.0, 1.0, 0.5]
-    """
-    *before, shape = name.split("+")
-    warm = 0
-    try:
-        if len(before) > 1 or shape not in ("constant", "linear", "cosine"):
-            raise ValueError
-        if before:
-            share = float(before[0].removeprefix("warmup"))
-            if not before[0].startswith("warmup") or not 0 < share < 1:
-                raise ValueError
-            warm = max(1, round(share * steps))
-    except ValueError:
-        raise InvalidArgument("schedule", "must be constant, linear or cosine, or warmup0.1+one of them", name) from None
-    if shape == "constant" and not warm:
-        return None
-    rest = np.arange(steps - warm) / max(1, steps - warm)
-    decay = {"constant": np.ones_like(rest), "linear": 1 - rest, "cosine": (1 + np.cos(np.pi * rest)) / 2}[shape]
-    return np.concatenate([np.arange(1, warm + 1) / max(1, warm), decay])
 
 
 @dataclass(frozen=True)

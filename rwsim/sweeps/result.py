@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import sympy as sp
 
 from rwsim.errors import StorageError, Unavailable, UnsupportedRule
 from rwsim.optimizers import UpdateRule
@@ -19,8 +18,7 @@ from rwsim.sweeps.grid import Grid, Setting
 from rwsim.sweeps.outcome import Outcome
 from rwsim.theory import symbols as sym
 from rwsim.theory.equilibrium import Equilibrium, numeric, predict_equilibria
-from rwsim.theory.moments import stationary_moments
-from rwsim.theory.rates import diffusion_sq, relaxation_rate
+from rwsim.theory.rates import memory, relaxation_rate
 from rwsim.walk.measure import QUANTITIES
 from rwsim.walk.system import Layer
 
@@ -130,11 +128,11 @@ def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule], exact: E
     """Steps in which E||omega||^2 forgets its start, shape (config,): 1/`relaxation_rate`, to leading order in lr times decay.
 
     Where that depends on the normalizer (decay inside the average), it is the layer's: in equilibrium diffusion makes up for
-    decay, so the rate is tau_g^2 / E||omega||^2, with tau_g^2 the RMS update squared times `diffusion_sq` over that of one step.
+    decay, so the rate is tau_g^2 / E||omega||^2, with tau_g^2 the RMS update squared times `memory`.
     """
     rate, balance = relaxation_rate(kind), 1.0
     if rate.has(sym.normalizer):
-        rate = sp.simplify(diffusion_sq(kind) / stationary_moments(kind).update_sq)
+        rate = memory(kind)
         balance = (exact.rms_update / exact.norm) ** 2
         if rate.has(sym.normalizer):
             return np.full(len(rules), math.nan)

@@ -16,8 +16,9 @@ import torch
 
 from rwsim.errors import InvalidArgument, RwsimError, Unavailable, WalkDiverged, WalkInterrupted
 from rwsim.optimizers import find_rule
-from rwsim.sweeps.grid import Grid, Point, Setting, SweepConfig, schedule_factors
+from rwsim.sweeps.grid import Grid, Point, Setting, SweepConfig
 from rwsim.sweeps.outcome import Outcome, diverged, reduce
+from rwsim.theory.factors import schedule_factors
 from rwsim.walk.job import Job
 from rwsim.walk.measure import SERIES
 from rwsim.walk.simulate import resolve_device, resolve_engine, single_threaded

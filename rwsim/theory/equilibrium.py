@@ -430,18 +430,20 @@ def _sign_autocovariance(entries: tuple[float, ...], n: int, nodes: tuple[float,
 def _sign(rule: UpdateRule, law: GradientLaw) -> _Solution:
     """Sign rules with decoupled decay: w' = rho w + b s, so E w^2 = b^2 (1 + 2 sum rho^k gamma_k) / (1 - rho^2)."""
     response = settled(type(rule))
-    keep, step = numeric(type(rule), (response.transition[0, 0], response.sign_drive[0]), ())(*sym.flat(rule.values))
-    if not -1 < keep < 1:
+    # The decay by itself: 1 - keep would lose what is left of a small one.
+    decay, step = numeric(type(rule), (sp.expand(1 - response.transition[0, 0]), response.sign_drive[0]), ())(*sym.flat(rule.values))
+    if not 0 < decay < 2:
         raise NoEquilibrium(f"{rule!r} has no stable equilibrium: lr times weight decay must lie in (0, 2).")
     gamma, linear = sign_autocovariance(rule, law)
+    keep = 1 - decay
     powers = keep ** np.arange(len(gamma))
-    weight_sq = step**2 * (1 + 2 * keep * (powers @ gamma)) / (1 - keep**2)
-    lag_one = keep * weight_sq + step**2 * (powers @ gamma)
-    linearized = step**2 * (1 + 2 * keep * (powers @ linear)) / (1 - keep**2)
+    weight_sq = step**2 * (1 + 2 * keep * (powers @ gamma)) / (decay * (2 - decay))
+    turn = decay * (1 - decay * (powers @ gamma)) / (1 + 2 * keep * (powers @ gamma))
+    linearized = step**2 * (1 + 2 * keep * (powers @ linear)) / (decay * (2 - decay))
     # Signs have unit size whatever the coordinate's gradient, so every coordinate and neuron is alike.
     neurons = len(law.own_spread)
     ones = np.ones(neurons)
-    angle = 2 * math.asin(math.sqrt((1 - lag_one / weight_sq) / 2))
+    angle = 2 * math.asin(math.sqrt(turn / 2))
     spread = np.full((neurons, law.fan_in), weight_sq)
     exact = Equilibrium(law.fan_in * weight_sq * ones, angle * ones, law.fan_in * step**2 * ones)
     return exact, spread, law.second_moment(spread), float(law.fan_in * linearized), None

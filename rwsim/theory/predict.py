@@ -47,11 +47,25 @@ def predict(
         >>> round(p.paper.norm, 4), round(p.exact.norm, 4), round(p.exact.rotation, 5)
         (0.8, 0.7664, 0.03252)
     """
-    instance = find_rule(rule)(**hyper)
+    return predict_equilibrium(find_rule(rule)(**hyper), gradient_law(fan_in, batch, neurons, gamma, loss_scale))
+
+
+def gradient_law(
+    fan_in: int, batch: int | None = None, neurons: int = 128, gamma: Any = "uniform", loss_scale: float = 1.0
+) -> IdealWalk | ToySystem:
+    """The gradient law that `predict` takes its arguments for.
+
+    Raises:
+        InvalidArgument: A value out of range.
+
+    Example:
+        >>> gradient_law(128), gradient_law(128, batch=32).batch
+        (IdealWalk(fan_in=128, neurons=1), 32)
+    """
     if fan_in < 2:
         raise InvalidArgument("fan_in", "must be at least 2 (one coordinate cannot rotate)", fan_in)
     if batch is None:
-        return predict_equilibrium(instance, IdealWalk(fan_in))
+        return IdealWalk(fan_in)
     if batch < 4:
         raise InvalidArgument("batch", "must be at least 4 (the gradient's second moment is infinite below)", batch)
     if neurons < 1:
@@ -66,4 +80,4 @@ def predict(
         gamma_in, gamma_out = np.asarray(gamma, dtype=np.float64)[None, ...], np.ones((1, 1))
         if gamma_in.shape != (1, fan_in) or not np.isfinite(gamma_in).all() or not gamma_in.all():
             raise InvalidArgument("gamma", f"must be uniform, normal or an array of {fan_in} finite non-zero numbers", gamma)
-    return predict_equilibrium(instance, ToySystem(gamma_in, gamma_out, batch, loss_scale, neurons))
+    return ToySystem(gamma_in, gamma_out, batch, loss_scale, neurons)

@@ -6,7 +6,7 @@ from rwsim.errors import UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import symbols as sym
 from rwsim.theory._cache import cached
-from rwsim.theory.moments import LinearResponse, linear_response
+from rwsim.theory.moments import linear_response, stationary_moments
 
 small = sp.Symbol("x", positive=True)  # eta lambda
 
@@ -62,6 +62,21 @@ def diffusion_sq(rule: type[UpdateRule]) -> sp.Expr:
 
 
 @cached
+def memory(rule: type[UpdateRule]) -> sp.Expr:
+    """tau_g^2 over the mean square of one step's gradient part: what momentum adds up. 1 without it; free of lr and decay.
+
+    Raises:
+        UnsupportedRule: A sign rule, whose updates correlate by an arcsine law (`equilibrium.sign_autocovariance`).
+
+    Example:
+        >>> from rwsim.optimizers import SGDM
+        >>> memory(SGDM)
+        -(alpha + 1)/(alpha - 1)
+    """
+    return sp.factor(sp.simplify(diffusion_sq(rule) / stationary_moments(rule).update_sq))
+
+
+@cached
 def relaxation_rate(rule: type[UpdateRule]) -> sp.Expr:
     """Rate per step at which E||omega||^2 forgets its start, to leading order in lambda: -2 ln of the slowest eigenvalue.
 
@@ -102,13 +117,6 @@ def series(expression: sp.Expr, order: int) -> sp.Expr:
     return sum((c * small ** (n + shift[0] - shift[1]) for n, c in enumerate(quotient)), sp.Integer(0))
 
 
-def second_moment_step(response: LinearResponse, p: sp.Matrix) -> sp.Matrix:
-    """P' = A P A^T + G b b^T, and under a sign its Bussgang form (see `transient`)."""
-    linear = response.linearized()
-    white = response.sign_drive * response.sign_drive.T * (1 - 2 / sp.pi)
-    return linear.transition * p * linear.transition.T + linear.drive * linear.drive.T * sym.grad_sq + white
-
-
 @cached
 def weight_sq_after(rule: type[UpdateRule], steps: int) -> sp.Expr:
     """E omega^2 of one coordinate after `steps` steps from weight `omega_0` and empty buffers, at a settled normalizer.
@@ -120,10 +128,10 @@ def weight_sq_after(rule: type[UpdateRule], steps: int) -> sp.Expr:
     """
     response = linear_response(rule).settled()
     if response.direction == "sign":
-        raise UnsupportedRule(rule.name, "the transient of a sign is an arcsine sum; `transient.approach` evaluates it")
+        raise UnsupportedRule(rule.name, "the transient of a sign is an arcsine sum; `schedule.expected_path` evaluates it")
     n = len(response.states)
     p = sp.zeros(n, n)
     p[0, 0] = sp.Symbol("omega_0") ** 2
     for _ in range(steps):
-        p = second_moment_step(response, p).applyfunc(sp.expand)
+        p = (response.transition * p * response.transition.T + response.drive * response.drive.T * sym.grad_sq).applyfunc(sp.expand)
     return p[0, 0]

@@ -59,6 +59,8 @@ def lacks(job: Job, device: torch.device) -> str:
         return f"device {device.type}"
     if job.gradient == "faithful" and (job.dtype != torch.float32 or job.layer.batch > 256):
         return "the faithful gradient in float64 or with batches over 256"
+    if job.layer.normalization != "batch":
+        return f"{job.layer.normalization} normalization"
     if job.layer.fan_in > 16384:
         return f"a fan-in of {job.layer.fan_in} (16384 at most)"
     if min(job.window, job.steps) > _LONGEST_WINDOW:

@@ -12,7 +12,7 @@ import torch
 
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers.rule import DOMAINS, UpdateRule
-from rwsim.walk.system import GRADIENTS, Layer
+from rwsim.walk.system import Layer
 
 # (config, step) -> the normals of shape (neuron, dim) and the lengths of shape (neuron,) that a step's gradient is made of.
 Noise = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
@@ -56,8 +56,7 @@ class Job:
         for name in ("steps", "window", "layers"):
             if getattr(self, name) < 1:
                 raise InvalidArgument(name, "must be at least 1", getattr(self, name))
-        if self.gradient not in GRADIENTS:
-            raise InvalidArgument("gradient", f"must be one of {', '.join(GRADIENTS)}", self.gradient)
+        self.layer.check_gradient(self.gradient)
         if not self.rules or any(type(rule) is not type(self.rules[0]) for rule in self.rules):
             raise InvalidArgument("rules", "must be one or more of one class, one per config", self.rules)
         if self.dtype not in (torch.float32, torch.float64):
@@ -124,6 +123,8 @@ class Job:
         # Of one type each: 1 and 1.0 are one loss scale.
         common = [int(self.seed), self.rule.name, self.gradient, int(self.layer.batch), float(self.layer.loss_scale), float(self.radial)]
         common += [sorted(self.schedule), law.hexdigest()]
+        if self.layer.normalization != "batch":
+            common.append(self.layer.normalization)
         numbers = self.replicates or (0,) * self.configs
         texts = (json.dumps([*common, vars(rule.values), int(number)]) for rule, number in zip(self.rules, numbers, strict=True))
         return tuple(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") for text in texts)

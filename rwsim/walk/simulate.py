@@ -186,6 +186,7 @@ def simulate(
     gradient: str = "marginal",
     gamma: Any = "normal",
     loss_scale: float = 1.0,
+    normalization: str = "batch",
     layers: int = 1,
     seed: int = 0,
     device: str = "auto",
@@ -207,6 +208,7 @@ def simulate(
         gradient: ``"marginal"``, ``"faithful"`` or ``"gaussian"``: see `Layer.gradient`.
         gamma: ``"normal"`` (drawn from `seed`), ``"uniform"``, or an array gamma_in of length `fan_in` (gamma_out = 1).
         loss_scale: Factor on the output gradients.
+        normalization: ``"batch"``, or with the faithful gradient ``"layer"``, ``"weight"`` (weight standardization), ``"none"``.
         layers: Independent copies of the layer.
         seed: Of gammas, weights and gradients.
         device: ``"cpu"`` or ``"cuda"``; ``"auto"`` takes the CPU.
@@ -233,14 +235,14 @@ def simulate(
     """
     rules, replicates = _configs(find_rule(rule), hyper, replicate)
     if isinstance(gamma, str):
-        layer = Layer.draw(fan_in, neurons, batch, loss_scale, gamma, seed)
+        layer = Layer.draw(fan_in, neurons, batch, loss_scale, gamma, seed, normalization)
     else:
-        layer = Layer(np.asarray(gamma, dtype=np.float64), np.ones(neurons), batch, loss_scale)
+        layer = Layer(np.asarray(gamma, dtype=np.float64), np.ones(neurons), batch, loss_scale, normalization)
         if layer.gamma_in.shape != (fan_in,):
             raise InvalidArgument("gamma", f"must hold fan_in = {fan_in} numbers", layer.gamma_in.shape)
     job = Job(rules, layer, steps, gradient, layers, radial, _factors(schedule), seed, replicates, window)
     walk = run(job, device=device, engine=engine)
     settings = {"optimizer": rules[0].name, "fan_in": fan_in, "neurons": neurons, "batch": batch, "gradient": gradient}
     settings |= {"loss_scale": loss_scale, "layers": layers, "seed": str(seed), "window": window, "steps": steps}
-    settings |= {"radial": radial, "schedule": " ".join(job.schedule), "replicate": replicates}
+    settings |= {"normalization": normalization, "radial": radial, "schedule": " ".join(job.schedule), "replicate": replicates}
     return Simulation(rules, layer, walk, settings)

@@ -2,6 +2,8 @@
 
 f(X) = gamma_out * N(W (gamma_in * X)), N batch norm, X and the output gradients i.i.d. normal. Axes: (neuron, dim),
 or (config, neuron, dim); the neurons of several layers lie one layer after the other along the neuron axis.
+
+Neighbouring systems have another N: see `NORMALIZATIONS`.
 """
 
 import math
@@ -24,6 +26,9 @@ Gradient = Callable[[Tensor], Tensor]
 # Largest normal that the fast engines draw, and the end of the interval of `length_polynomial`.
 REACH = 6.8
 GRADIENTS = ("marginal", "faithful", "gaussian")
+# What makes weights scale-invariant: batch norm each neuron, layer norm the whole matrix (over the neurons of one input),
+# weight standardization each neuron again (W's rows with mean 0 and variance 1; paper, appendix B), nothing none.
+NORMALIZATIONS = ("batch", "layer", "weight", "none")
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,10 @@ class Layer:
         gamma_out: Output scales, shape (neuron,).
         batch: B >= 4 (the second moment of the gradient is infinite below).
         loss_scale: Factor on the output gradients, > 0.
+        normalization: One of `NORMALIZATIONS`; but for ``"batch"`` with the faithful gradient only.
 
     Raises:
-        InvalidArgument: A size or scale out of range.
+        InvalidArgument: A size or scale out of range, or a normalization that leaves no gradient at this size.
 
     Example:
         >>> Layer.draw(fan_in=16, neurons=4, batch=32, seed=0).gamma_in.shape
@@ -48,8 +54,17 @@ class Layer:
     gamma_out: Float[np.ndarray, " neuron"]
     batch: int = 32
     loss_scale: float = 1.0
+    normalization: str = "batch"
 
     def __post_init__(self) -> None:
+        if self.normalization not in NORMALIZATIONS:
+            raise InvalidArgument("normalization", f"must be one of {', '.join(NORMALIZATIONS)}", self.normalization)
+        if self.normalization == "layer" and self.neurons < 3:
+            raise InvalidArgument("neurons", "must be at least 3 under layer normalization (two outputs are always 1 and -1)", self.neurons)
+        if self.normalization == "weight" and self.fan_in < 3:
+            raise InvalidArgument(
+                "fan_in", "must be at least 3 under weight standardization (two weights are always 1 and -1)", self.fan_in
+            )
         if self.fan_in < 2:
             raise InvalidArgument("fan_in", "must be at least 2 (one coordinate cannot rotate)", self.fan_in, "give a larger fan-in")
         if self.neurons < 1:
@@ -63,14 +78,17 @@ class Layer:
                 raise InvalidArgument(name, "must be finite and without zeros", getattr(self, name))
 
     @classmethod
-    def draw(cls, fan_in: int, neurons: int, batch: int = 32, loss_scale: float = 1.0, gamma: str = "normal", seed: int = 0) -> "Layer":
+    def draw(
+        cls, fan_in: int, neurons: int, batch: int = 32, loss_scale: float = 1.0, gamma: str = "normal", seed: int = 0,
+        normalization: str = "batch",
+    ) -> "Layer":  # fmt: skip
         """A layer whose gammas are standard normal draws of `seed` (the paper's), or all one (``"uniform"``)."""
         if gamma == "uniform":
-            return cls(np.ones(max(fan_in, 0)), np.ones(max(neurons, 0)), batch, loss_scale)
+            return cls(np.ones(max(fan_in, 0)), np.ones(max(neurons, 0)), batch, loss_scale, normalization)
         if gamma != "normal":
             raise InvalidArgument("gamma", "must be one of normal, uniform", gamma)
         rng = np.random.default_rng([seed, 0])
-        return cls(rng.standard_normal(max(fan_in, 0)), rng.standard_normal(max(neurons, 0)), batch, loss_scale)
+        return cls(rng.standard_normal(max(fan_in, 0)), rng.standard_normal(max(neurons, 0)), batch, loss_scale, normalization)
 
     @property
     def fan_in(self) -> int:
@@ -81,9 +99,15 @@ class Layer:
         return len(self.gamma_out)
 
     def law(self, gradient: str) -> GradientLaw:
-        """What the theory needs to know of this layer's gradients."""
+        """What the theory needs to know of this layer's gradients.
+
+        Raises:
+            InvalidArgument: A normalization other than batch norm, whose law is not known.
+        """
         if gradient == "gaussian":
             return IdealWalk(self.fan_in, self.neurons)
+        if self.normalization != "batch":
+            raise InvalidArgument("normalization", "must be batch for a prediction", self.normalization, "it can be simulated")
         return ToySystem(self.gamma_in[None, :], self.gamma_out[:, None], self.batch, self.loss_scale, self.neurons)
 
     def start(self, configs: int, layers: int, generator: torch.Generator, dtype: torch.dtype) -> Weight:
@@ -97,6 +121,13 @@ class Layer:
         """E w_c^2 of `start`."""
         return 1 / (3 * self.fan_in)
 
+    def check_gradient(self, kind: str) -> None:
+        """Refuse a gradient that does not exist, or not for this normalization."""
+        if kind not in GRADIENTS:
+            raise InvalidArgument("gradient", f"must be one of {', '.join(GRADIENTS)}", kind)
+        if kind != "faithful" and self.normalization != "batch":
+            raise InvalidArgument("normalization", f"must be batch with the {kind} gradient", self.normalization, "take the faithful one")
+
     def gradient(self, kind: str, generator: torch.Generator, dtype: torch.dtype = torch.float32, layers: int = 1) -> Gradient:
         """A function weight -> gradient that draws from `generator`, on the generator's device.
 
@@ -107,14 +138,13 @@ class Layer:
             dtype: float32 or float64.
             layers: Number of layers along the neuron axis.
         """
-        if kind not in GRADIENTS:
-            raise InvalidArgument("gradient", f"must be one of {', '.join(GRADIENTS)}", kind)
+        self.check_gradient(kind)
         if kind == "gaussian":
             return lambda weight: torch.randn(weight.shape, generator=generator, dtype=dtype, device=weight.device)
         gamma_in, gamma_out = self.scales(dtype, generator.device, layers)
         if kind == "marginal":
             return _Marginal(gamma_in, gamma_out, self.batch, generator)
-        return lambda weight: faithful_gradient(weight, gamma_in, gamma_out, self.batch, layers, generator)
+        return lambda weight: faithful_gradient(weight, gamma_in, gamma_out, self.batch, layers, generator, self.normalization)
 
     def scales(self, dtype: torch.dtype, device: torch.device, layers: int = 1) -> tuple[Float[Tensor, " dim"], Float[Tensor, " neuron"]]:
         """gamma_in; and gamma_out times the deviation of the output gradients, for each neuron of all layers."""
@@ -130,8 +160,9 @@ def faithful_gradient(
     batch: int,
     layers: int,
     generator: torch.Generator,
+    normalization: str = "batch",
 ) -> Weight:
-    """Backpropagation through W (gamma_in * X) and batch norm (eps = 0), fresh X and output gradients each call.
+    """Backpropagation through W (gamma_in * X) and its normalization (eps = 0), fresh X and output gradients each call.
 
     Args:
         weight: Rows of all layers, shape (layers * K, dim), or more of them along axes before.
@@ -140,6 +171,7 @@ def faithful_gradient(
         batch: B, number of inputs.
         layers: Neurons of one layer share X.
         generator: On the device of `weight`.
+        normalization: One of `NORMALIZATIONS`.
 
     Returns:
         dL/dW of every row.
@@ -151,12 +183,22 @@ def faithful_gradient(
 
     inputs = gamma_in[:, None] * normal(*more, layers, dim, batch)
     out_grad = gamma_out.view(layers, -1, 1) * normal(*more, layers, rows // layers, batch)
-    z = weight.view(*more, layers, -1, dim) @ inputs
-    z = z - z.mean(-1, keepdim=True)
-    deviation = z.square().mean(-1, keepdim=True).sqrt()
-    unit = z / deviation
-    back = out_grad - out_grad.mean(-1, keepdim=True) - unit * (out_grad * unit).mean(-1, keepdim=True)
-    return ((back / deviation) @ inputs.mT).reshape(weight.shape)
+    rows_of = weight.view(*more, layers, -1, dim)
+    if normalization == "weight":
+        gradient = through_normalization(rows_of, out_grad @ inputs.mT, -1)
+    elif normalization == "none":
+        gradient = out_grad @ inputs.mT
+    else:
+        gradient = through_normalization(rows_of @ inputs, out_grad, -1 if normalization == "batch" else -2) @ inputs.mT
+    return gradient.reshape(weight.shape)
+
+
+def through_normalization(x: Tensor, out_grad: Tensor, axis: int) -> Tensor:
+    """The gradient at x of (x - mean) / deviation along `axis`, given that at the output (eps = 0; derivation T5)."""
+    centered = x - x.mean(axis, keepdim=True)
+    deviation = centered.square().mean(axis, keepdim=True).sqrt()
+    unit = centered / deviation
+    return (out_grad - out_grad.mean(axis, keepdim=True) - unit * (out_grad * unit).mean(axis, keepdim=True)) / deviation
 
 
 def marginal_gradient(

@@ -1,0 +1,5 @@
+"""`python -m rwsim.cli`."""
+
+from rwsim.cli import main
+
+main()

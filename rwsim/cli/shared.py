@@ -1,0 +1,45 @@
+"""What the commands share: exit statuses, groups of options, and the refusal of bad usage in one line."""
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter, Token
+
+from rwsim.errors import InvalidArgument
+
+HOLDS, FAILS, USAGE, INTERNAL = 0, 1, 2, 3
+
+HYPER = Group("Hyperparameters (with one --optimizer)", sort_key=2)
+OUTPUT = Group("Output", sort_key=4)
+
+
+def refuse(error: object, status: int) -> int:
+    print(f"rwsim: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+def whole(_: type, tokens: Sequence[Token]) -> int:
+    """Integers only: 1.5 is refused, not rounded."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise InvalidArgument((tokens[0].keyword or "").lstrip("-"), "must be a whole number", tokens[0].value) from None
+
+
+Whole = Annotated[int, Parameter(converter=whole)]
+
+
+def check_place(argument: str, path: Path, folder: bool) -> None:
+    """Refuse, before any work and without creating anything, a place that cannot be written to."""
+    if folder and path.exists() and not path.is_dir():
+        raise InvalidArgument(argument, "must be a directory", str(path), "name one that is not a file")
+    if not folder and path.is_dir():
+        raise InvalidArgument(argument, "must be a file", str(path), "name a file in that directory")
+    above = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
+    if not path.exists() and not above.is_dir():
+        raise InvalidArgument(argument, f"must not lie below the file {above.name}", str(path), "name another place")
+    if not os.access(above, os.W_OK):
+        raise InvalidArgument(argument, "must be writable", str(path), "name another place")
