@@ -209,7 +209,10 @@ def table(rows: list[dict], optimizers: Iterable[str] = (*OPTIMIZERS, "all")) ->
 
 def without(rows_of: dict[str, list[dict]]) -> str:
     """Markdown: what each correction brings, the 95 % quantile of the absolute error in percent without it."""
-    lines = ["| optimizer | quantity | full | " + " | ".join(f"without {c}" for c in CORRECTIONS) + " |", "|---" * (3 + len(CORRECTIONS)) + "|"]
+    lines = [
+        "| optimizer | quantity | full | " + " | ".join(f"without {c}" for c in CORRECTIONS) + " |",
+        "|---" * (3 + len(CORRECTIONS)) + "|",
+    ]
     for optimizer in OPTIMIZERS:
         for quantity in QUANTITIES[:2]:
             cells = []
@@ -252,7 +255,9 @@ def draw(rows: list[dict], path: Path) -> None:
 
 def main() -> None:
     here = Path(__file__).parent
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("what", nargs="?", choices=("compare", "walk"), default="compare")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--seed", type=int, default=0, help="of the design")

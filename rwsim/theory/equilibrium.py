@@ -296,7 +296,8 @@ class Closure:
         self._weight = numeric(self._kind, (forms.weight[1], forms.slope), (sym.normalizer,))
         self._conditions = numeric(self._kind, _stability(self._kind), (sym.normalizer,))
         self._rest = numeric(self._kind, (forms.turn[1], forms.update[1]), (sym.normalizer,))
-        self._weight_part, self._grad_part = self._numbers(*square(self._kind)) if self.normalized else (0.0, 0.0)
+        shares: list[Any] = self._numbers(*square(self._kind)) if self.normalized else [0.0, 0.0]
+        self._weight_part, self._grad_part = shares
         self._of_weight = np.zeros(())
         if not (self.normalized and _bends(self._kind)) and not _stable(self._conditions(*self._hyper, 1.0)):
             raise unstable(rule)

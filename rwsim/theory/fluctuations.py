@@ -46,7 +46,11 @@ class Groups:
         if np.ptp(gamma_sq) <= 1e-12 * gamma_sq.max():
             return cls(gamma_sq[:1].copy(), np.array([float(dim)]), np.zeros(dim, dtype=int))
         order = np.argsort(gamma_sq)
-        parts = np.array_split(order, dim) if dim <= _FEW else [*np.array_split(order[:-_LONE], _GROUPS), *np.array_split(order[-_LONE:], _LONE)]
+        parts = (
+            np.array_split(order, dim)
+            if dim <= _FEW
+            else [*np.array_split(order[:-_LONE], _GROUPS), *np.array_split(order[-_LONE:], _LONE)]
+        )
         of = np.empty(dim, dtype=int)
         for i, part in enumerate(parts):
             of[part] = i
@@ -80,7 +84,16 @@ class Fluctuations:
 
 
 def fluctuations(
-    transition: Array, drive: Array, groups: Groups, spread: Array, *, lengths_variance: float, answer: float, inverse_size: float = 1.0, rest: Array | None = None, free: bool = False
+    transition: Array,
+    drive: Array,
+    groups: Groups,
+    spread: Array,
+    *,
+    lengths_variance: float,
+    answer: float,
+    inverse_size: float = 1.0,
+    rest: Array | None = None,
+    free: bool = False,
 ) -> Fluctuations:
     """Solve for the fluctuations.
 
@@ -111,8 +124,7 @@ def fluctuations(
     first, second = (np.array(x) for x in zip(*pairs, strict=True))
     m = len(pairs)
 
-    whole = (count * gamma_sq) @ spread
-    share = gamma_sq * spread / whole
+    share = gamma_sq * spread / ((count * gamma_sq) @ spread)
     # The gradient's free part, before it is made orthogonal to w~, is larger than the gradient.
     moments = _stationary(a, b, extra)
     scale = np.sqrt(spread / moments[:, 0, 0])
@@ -131,7 +143,7 @@ def fluctuations(
     total = m * g
     jacobian, noise = np.zeros((total, total)), np.zeros((total, total))
     size = np.zeros(total)
-    whole = (count * gamma_sq) @ spread
+    whole = float((count * gamma_sq) @ spread)
     measured = squared * (1 - share)[:, None]  # what E g_c^2 leaves of it
     of_weight, of_step = m * np.arange(g), m * np.arange(g) + m - 1
     size[of_weight] = gamma_sq
@@ -192,10 +204,15 @@ def _products(a: Array, first: np.ndarray, second: np.ndarray) -> Array:
 def _mixed(p: Array, b: Array, first: np.ndarray, second: np.ndarray) -> Array:
     """Covariance of x b^T + b x^T in terms of y, E x x^T = p."""
 
-    def part(i: np.ndarray, j: np.ndarray, k: np.ndarray, l: np.ndarray) -> Array:
-        return p[np.ix_(i, k)] * np.outer(b[j], b[l])
+    def part(i: np.ndarray, j: np.ndarray, k: np.ndarray, m: np.ndarray) -> Array:
+        return p[np.ix_(i, k)] * np.outer(b[j], b[m])
 
-    return part(first, second, first, second) + part(first, second, second, first) + part(second, first, first, second) + part(second, first, second, first)
+    return (
+        part(first, second, first, second)
+        + part(first, second, second, first)
+        + part(second, first, first, second)
+        + part(second, first, second, first)
+    )
 
 
 def mean_inverses(groups: Groups, spread: Array) -> tuple[float, Array]:

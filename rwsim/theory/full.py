@@ -19,6 +19,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
+import sympy as sp
 from scipy.interpolate import PchipInterpolator
 
 from rwsim.errors import InvalidArgument, UnsupportedRule
@@ -145,8 +146,7 @@ class _System:
         h, k = self.response.argument
         return self._kernel(h[0, 1:], self.response.transition[1:, 1:], k, self.response.drive[1:, 0])
 
-    def _kernel(self, *parts) -> Array:  # type: ignore[no-untyped-def]  # sympy's matrices and expressions
-        row, buffers, head, into = parts
+    def _kernel(self, row: sp.Matrix, buffers: sp.Matrix, head: sp.Expr, into: sp.Matrix) -> Array:
         m = buffers.rows
         values = np.array(eq.numeric(self.kind, (*row, *buffers, *into, head), (sym.normalizer,))(*self.hyper, 1.0), dtype=float)
         if m == 0:
@@ -307,9 +307,10 @@ def _rational(s: _System) -> Full:
         mixed = (1 - keep) * (1 - rate) * float(np.abs(kernel).sum() / np.abs(kernel).max())
         few, pushed = _second(concentration, 0.05), push * concentration
         of_lengths = 0.06 * s.lengths.variance * (1 - rate) * float(energy[0])
-        few_norm, few_rotation, per_mixed, per_norm, per_rotation = (0.07, 0.075, 0.03, 0.02, 0.05) if divided else (0.012, 0.02, 0.01, 0.003, 0.006)
-        norm_error = 8e-5 + few_norm * few + 0.14 * pushed + per_mixed * mixed + per_norm * (1 - keep)
-        rotation_error = 8e-5 + few_rotation * few + 0.09 * pushed + per_mixed * mixed + per_rotation * (1 - keep) + of_lengths
+        # Of few coordinates, of `mixed`, and of the decay of a step.
+        of_norm, of_angle = ((0.07, 0.03, 0.02), (0.075, 0.03, 0.05)) if divided else ((0.012, 0.01, 0.003), (0.02, 0.005, 0.005))
+        norm_error = 8e-5 + float(np.dot(of_norm, (few, mixed, 1 - keep))) + 0.14 * pushed
+        rotation_error = 8e-5 + float(np.dot(of_angle, (few, mixed, 1 - keep))) + 0.09 * pushed + of_lengths
     return Full(norm_sq, angle, update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
 
 

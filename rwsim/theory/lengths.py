@@ -58,7 +58,7 @@ class Lengths:
 
     @classmethod
     def of(cls, law: GradientLaw) -> "Lengths":
-        nodes, weights = law.length_squared(24) if law.scale_invariant else (np.ones(1), np.ones(1))
+        nodes, weights = law.length_squared(24)
         return cls(nodes / (weights @ nodes), weights)
 
     @property
@@ -258,8 +258,9 @@ class FiniteAverage:
         """
         y, log_laplace, first, tilted = self._old
         products = self.kernel * (1 - self.rate) * self.rate ** np.arange(len(self.kernel)) / self.kernel.sum()
-        own = np.exp(CubicSpline(y, log_laplace + np.log(tilted @ np.add.reduceat(products, first.astype(int))))(np.log(self._transform[0])))
         s = self._transform[0]
+        shared = tilted @ np.add.reduceat(products, first.astype(int))
+        own = np.exp(CubicSpline(y, log_laplace + np.log(shared))(np.log(s)))
         return self.inverse - float(2 / math.sqrt(math.pi) * _STEP * (s**1.5 @ own)) / (1 + self.eps)
 
 

@@ -59,7 +59,7 @@ class IdealWalk:
         """The spread that the gradient sustains; here the gradient does not depend on it."""
         return sustain(self.second_moment(start))[0]
 
-    def length_squared(self) -> tuple[Array, Array]:
+    def length_squared(self, nodes: int = 1) -> tuple[Array, Array]:
         """Nodes and weights of ||g||^2 / E||g||^2 given the direction's Gaussian: constant."""
         return np.ones(1), np.ones(1)
 
