@@ -44,6 +44,11 @@ def blocks(count: int, rate: float, share: float = _BLOCK) -> tuple[Array, Array
     return edges[:-1].astype(np.float64), np.diff(edges).astype(np.float64)
 
 
+def geometric(rate: float, first: Array, size: Array) -> Array:
+    """Mean of (1 - rate) rate^lag over each block: their sum is that of the steps, which a block's midpoint misses by share^2/24."""
+    return rate**first * (1 - rate**size) / size
+
+
 @dataclass(frozen=True)
 class Lengths:
     """The law of l^2, E l^2 = 1, as nodes and weights.
@@ -148,15 +153,16 @@ def mean_root_normalized(kernel: Array, rate: float, lengths: Lengths) -> float:
     # V is no linear function of a_j^2: blocks must be short where a_j moves, too.
     first, size = blocks(count, min(rate, _TAIL ** (1 / count)), 0.3)
     squares = np.add.reduceat(squares[:count], first.astype(int))
-    each, plain = squares / size, (1 - rate) * rate ** (first + (size - 1) / 2)
+    each, plain = squares / size, geometric(rate, first, size)
     inner = plain * (1 + 2 * each)
-    s, r = np.exp(np.arange(-20.0, 20.0, 0.4)), np.exp(np.arange(_LOW, _HIGH, 0.5))
+    # What lies beyond s = e^{+-28} is below 1e-6 of the root.
+    s, r = np.exp(np.arange(-28.0, 28.0, 0.5)), np.exp(np.arange(_LOW, _HIGH, 0.5))
     whole_first, whole_size = blocks(memory(rate), rate)
-    whole = (1 - rate) * rate ** (whole_first + (whole_size - 1) / 2)
+    whole = geometric(rate, whole_first, whole_size)
     older = lengths.log_laplace(r[:, None] * whole) @ whole_size - lengths.log_laplace(r[:, None] * plain) @ size
     free = np.exp(older + lengths.log_laplace(r[:, None] * inner) @ size)
     decay = np.exp(older + lengths.log_laplace(s[:, None, None] * each + r[None, :, None] * inner) @ size)
-    of_root = ((free - decay) / np.sqrt(s)[:, None]).sum(0) * 0.4 / (2 * math.sqrt(math.pi))
+    of_root = ((free - decay) / np.sqrt(s)[:, None]).sum(0) * 0.5 / (2 * math.sqrt(math.pi))
     weight = 0.5 * np.sqrt(r / math.pi)
     weight[0] += 2 * math.exp((_LOW - 0.25) / 2) / math.sqrt(math.pi)
     ratio = 0.5 * (free * r) @ (lengths.tilted_mean(r[:, None] * inner) @ squares)
@@ -199,10 +205,10 @@ class FiniteAverage:
         y = np.arange(_LOW - 1, _HIGH + 2, 0.25)
         sigma = np.exp(y)
         first, size = blocks(memory(self.rate), self.rate)
-        weight = (1 - self.rate) * self.rate ** (first + (size - 1) / 2)
+        weight = geometric(self.rate, first, size)
         log_laplace = self.lengths.log_laplace_square(sigma[:, None] * weight) @ size
         first, size = blocks(len(self.kernel), self.rate)
-        weight = (1 - self.rate) * self.rate ** (first + (size - 1) / 2)
+        weight = geometric(self.rate, first, size)
         return y, log_laplace, first, self.lengths.tilted_mean_square(sigma[:, None] * weight)
 
     def autocovariance(self, lag: int) -> float:
@@ -220,7 +226,7 @@ class FiniteAverage:
         if lag == 0:
             return np.zeros(len(self._transform[0]))
         first, size = blocks(lag, self.rate)
-        weight = (1 - self.rate) * self.rate ** (first + (size - 1) / 2)
+        weight = geometric(self.rate, first, size)
         return self.lengths.log_laplace_square(self._transform[0][:, None] * weight) @ size
 
     def follows(self, lag: int) -> float:
@@ -234,7 +240,7 @@ class FiniteAverage:
         starts = first[first < len(products)].astype(int)
         of_old = CubicSpline(y, log_laplace + np.log(tilted[:, : len(starts)] @ np.add.reduceat(products, starts) / products.sum()))
         first, size = blocks(lag, self.rate)
-        weight = (1 - self.rate) * self.rate ** (first + (size - 1) / 2)
+        weight = geometric(self.rate, first, size)
         new = np.exp(self._new(lag)) * (self.lengths.tilted_mean_square(s[:, None] * weight) @ (size * weight))
         outer = s * _STEP * np.sqrt(s)
         inner = s * _STEP / np.sqrt(s)
