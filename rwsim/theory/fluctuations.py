@@ -144,7 +144,7 @@ def fluctuations(
     jacobian, noise = np.zeros((total, total)), np.zeros((total, total))
     size = np.zeros(total)
     whole = float((count * gamma_sq) @ spread)
-    measured = squared * (1 - share)[:, None]  # what E g_c^2 leaves of it
+    measured = squared if free else squared * (1 - share)[:, None]  # what E g_c^2 leaves of it
     of_weight, of_step = m * np.arange(g), m * np.arange(g) + m - 1
     size[of_weight] = gamma_sq
     for k in range(g):
