@@ -9,7 +9,7 @@ from rich.table import Table
 from rwsim.stats.verdict import AGREES, DIFFERS, FALSE_ALARM_RATE
 from rwsim.validate import CaseResult, Record, Validation
 
-_HEADER = ("quantity", "measured", "± mcse", "exact", "error", "paper", "error", "verdict")
+_HEADER = ("quantity", "measured", "± mcse", "full", "error", "paper", "error", "verdict")
 _STYLE = {AGREES: "green", DIFFERS: "red"}
 
 
@@ -28,8 +28,8 @@ def cells(record: Record) -> tuple[str, ...]:
         record.quantity,
         number(record.measured),
         percent(record.mcse / record.measured, sign="") if record.measured else "-",
-        number(record.predicted["exact"]),
-        percent(record.relative_error["exact"]),
+        number(record.predicted["full"]),
+        percent(record.relative_error["full"]),
         number(record.predicted["paper"]),
         percent(record.relative_error["paper"]),
         record.verdict,
@@ -72,7 +72,7 @@ def footnotes(result: Validation) -> Iterator[str]:
     if result.cases:
         yield "error: measured / predicted - 1. ± mcse: one standard error. rotation: radians per step."
         yield (
-            f"Verdict: whether the exact form's error, with its confidence interval, lies within {margin:.1%}; "
+            f"Verdict: whether the full prediction's error, with its confidence interval, lies within {margin:.1%}; "
             f"false-alarm rate {FALSE_ALARM_RATE:g} for the whole run."
         )
         moments = (

@@ -24,7 +24,7 @@ def validate(
     layers: Annotated[int | None, Parameter(converter=whole)] = None,
     gamma: Literal["normal", "uniform"] = "normal",
     loss_scale: float | None = None,
-    margin: float = 0.02,
+    margin: float = 0.005,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     engine: Literal["auto", "reference", "blocked", "fused"] = "auto",
     seed: Whole = 0,
@@ -37,10 +37,10 @@ def validate(
     json_file: Annotated[Path | None, Parameter(name="--json", group=OUTPUT)] = None,
     quiet: Annotated[bool, Parameter(negative=(), group=OUTPUT)] = False,
 ) -> int:
-    """Walk the paper's random-walk experiment and compare it with Table 1 and with the exact theory.
+    """Walk the paper's random-walk experiment and compare it with Table 1 and with the full prediction.
 
     Without options: the paper's Figure 9, four optimizers at its settings, and Lion once more at its usual betas.
-    The exit status follows the exact theory: 0 if every quantity agrees, 1 if one differs or is undecided.
+    The exit status follows the full prediction: 0 if every quantity agrees, 1 if one differs or is undecided.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ def _title(case: "Case") -> str:
 def validation_figure(results: Sequence["CaseResult"]) -> Figure:
     """The paper's Figure 9: RMS update, rotation and norm over time, a column per optimizer.
 
-    Coloured: four neurons of different gradient norm. Black: the layer's mean. Dashed red: exact prediction; dashed
+    Coloured: four neurons of different gradient norm. Black: the layer's mean. Dashed red: full prediction; dashed
     grey: Table 1. Dotted red, in the norm row: the expected approach from the walk's start. Shaded: burn-in.
     """
     # It loads torch, which the pictures of a sweep do without.
@@ -51,17 +51,17 @@ def validation_figure(results: Sequence["CaseResult"]) -> Figure:
                 axis.plot(step, traces[:, neuron], color=color, lw=0.7)
             mean = layer_mean(walk, quantity)
             axis.plot(step, mean, color="black", lw=1.4, label="layer mean")
-            exact = getattr(case.prediction.exact, quantity)
+            full = getattr(case.full, quantity)
             if case.prediction.paper is not None:
                 axis.axhline(getattr(case.prediction.paper, quantity), color="0.45", ls="--", lw=1.2, label="Table 1")
-            axis.axhline(exact, color="red", ls="--", lw=1.2, label="exact")
+            axis.axhline(full, color="red", ls="--", lw=1.2, label="full")
             if quantity == "norm":
-                expected = exact * np.sqrt(np.maximum(1 + case.approach.deviation, 0))
+                expected = full * np.sqrt(np.maximum(1 + case.approach.deviation, 0))
                 axis.plot(np.arange(1, len(expected) + 1), expected, color="red", ls=":", lw=1.0, label="expected approach")
             axis.axvspan(0, walk.steps if case.burn_in is None else case.burn_in, color="0.5", alpha=0.1, lw=0)
             settled = traces[len(traces) // 3 :, picks]
-            top = 1.6 * max(float(settled.max()), exact) if len(settled) else exact
-            axis.set_ylim(0, min(top, 1.15 * max(float(np.nanmax(traces[:, picks])), exact)))
+            top = 1.6 * max(float(settled.max()), full) if len(settled) else full
+            axis.set_ylim(0, min(top, 1.15 * max(float(np.nanmax(traces[:, picks])), full)))
             axis.set_xlim(0, walk.steps)
             axis.tick_params(labelsize=7)
             axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))

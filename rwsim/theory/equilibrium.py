@@ -8,8 +8,8 @@ a run.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sympy as sp
@@ -22,6 +22,9 @@ from rwsim.theory import symbols as sym
 from rwsim.theory._cache import cached
 from rwsim.theory.moments import LinearResponse, linear_response, stationary_moments
 from rwsim.theory.noise import Array, GradientLaw
+
+if TYPE_CHECKING:
+    from rwsim.theory.full import Full
 
 # Equilibrium, spread E w_c^2, its gradient's E g_c^2, E||omega||^2 of the linearized recurrence, normalizer.
 _Solution = tuple["Equilibrium", Array, Array, float, Array | None]
@@ -81,6 +84,7 @@ class Prediction:
         linear_norm_sq: E||omega||^2 of the linearized recurrence, mean over neurons: the limit that `transient`
             approaches. Equal to that of `exact` except under a sign.
         normalizer: sqrt of the second-moment average at equilibrium, shape (neuron, dim); None for other rules.
+        of: Rule and law that it is a prediction of.
     """
 
     paper: Equilibrium | None
@@ -88,6 +92,16 @@ class Prediction:
     unit_grad_norm_sq: float
     linear_norm_sq: float
     normalizer: Array | None = None
+    of: tuple[UpdateRule, GradientLaw] | None = None
+
+    @cached_property
+    def full(self) -> "Full":
+        """The full prediction, worked out when first asked for (about a second): see `rwsim.theory.full`."""
+        from rwsim.theory.full import predict_full  # built on this module
+
+        if self.of is None:
+            raise RwsimError("this prediction does not know its rule and gradients, which the full one needs.")
+        return predict_full(*self.of)
 
 
 @dataclass(frozen=True)
@@ -178,7 +192,7 @@ def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:
     solve = _sign if settled(type(rule)).direction == "sign" else _rational
     exact, spread, grad_sq, linearized, normalizer = solve(rule, law)
     unit_grad_norm_sq = float((grad_sq.sum(-1) * spread.sum(-1)).mean())
-    return Prediction(_paper(rule, law, spread, grad_sq), exact, unit_grad_norm_sq, linearized, normalizer)
+    return Prediction(_paper(rule, law, spread, grad_sq), exact, unit_grad_norm_sq, linearized, normalizer, (rule, law))
 
 
 @cached

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import sympy as sp
 from scipy.interpolate import PchipInterpolator
+from scipy.signal import fftconvolve, lfilter
 
 from rwsim.errors import InvalidArgument, UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
@@ -33,9 +34,11 @@ from rwsim.theory.rates import total_decay
 
 CORRECTIONS = ("fluctuations", "normalizer", "orthogonality", "mean_angle")
 # Estimated errors above this are too large for the first neglected terms to be trusted.
-_MOST_ERROR = 0.01
+_MOST_ERROR = 0.008
 # Layers of different gamma_in that stand for all draws.
 _DRAWS = 16
+# Lags over which weights are followed, at most.
+_LONGEST = 2_000_000
 # Self-consistency of sizes and shares.
 _SWEEPS, _STEPS, _SETTLED = 8, 500, 1e-12
 
@@ -186,7 +189,7 @@ def _sign(s: _System) -> Full:
     correlation = _autocorrelation(kernel)
     lag = float(np.abs(kernel) @ np.arange(1, len(kernel) + 1) / np.abs(kernel).sum())  # of an average gradient in the argument
     if s.wants("orthogonality") and not s.free:
-        norm_sq += step**2 * _push(kernel, correlation, keep) / (1 - keep**2)
+        norm_sq += step**2 * _push(s, kernel, keep) / (1 - keep**2)
     # From a steady norm: (1 - keep^2) N = step^2 C + 2 keep step E<omega, s>.
     chord_sq, shift = (dim * step**2 - norm_sq * (1 - keep) ** 2) / (keep * norm_sq), 1.0
     if s.wants("mean_angle"):
@@ -199,33 +202,69 @@ def _sign(s: _System) -> Full:
             a, b, s.groups, np.full(len(s.groups.count), norm_sq / dim), answer=answer, lengths_variance=s.lengths.variance,
             rest=rest, free=s.free,
         )  # fmt: skip
-        chord_sq -= found.radial
+        # A short gradient leaves the sign to the momentum, which the weights follow: all coordinates at once.
+        follows = 1 / np.sqrt(correlation[0] + kernel[0] ** 2 * (s.lengths.nodes - 1))
+        spread = float(s.lengths.weights @ follows**2) / float(s.lengths.weights @ follows) ** 2 - 1
+        along = (norm_sq * (1 - keep**2) - dim * step**2) / (2 * keep)  # step E<omega, s>
+        chord_sq -= found.radial + (along / norm_sq) ** 2 * spread
         shift = math.exp(3 / 8 * found.norm)
     ones = np.ones_like(exact.norm_sq)
     # The push is right for weights that outlast the argument's memory.
     fast = (1 - keep) * lag
     concentration = 0.0 if s.free else s.concentration(np.ones(dim))
     older = kernel[1:] ** 2 / correlation[0]
-    error = 1.2e-4 + 0.65 * concentration * fast / (0.3 + fast) + 0.05 * _second(concentration, 0.03)
+    error = 1e-4 + 0.45 * concentration * fast / (0.3 + fast) + 0.1 * _second(concentration, 0.03)
     error += 0.2 * s.lengths.variance * float(older @ older)
     return Full(norm_sq * ones, 2 * math.asin(math.sqrt(chord_sq) / 2) * shift * ones, exact.update_sq, error, error, _doubts(error))
 
 
-def _push(kernel: Array, correlation: Array, keep: float) -> float:
+def _push(s: _System, kernel: Array, keep: float) -> float:
     """What orthogonality adds to the sum over lags of sign autocovariances of all coordinates: (1 - keep^2) E||omega||^2 / step^2.
 
-    A coordinate omega_c scales its own gradients by 1 - t_c/2 through its share and by 1 - dS/2S through the size S, to first
-    order, with a change of omega_c^2 by -2 omega_c step s at each step. With n Gaussian and rho its autocorrelation,
+    To first order in 1/C a gradient g_c = xi_c - w^_c sum_d w^_d xi_d, over ||w||, is scaled by its coordinate's own x = omega_c by
+    1 - x_j^2 through its share and its part of the norm (E x^2 = 1/C); and the other coordinates' part of the norm does not feel
+    sum_d w^_d xi_d, which the projector takes away. With F = omega_t^2, A(tau) = E[xi_j x_{j+tau}] and R the autocorrelation of omega,
 
-        E[g_j dn_t/dg_j delta(n_t) s_{t-q}] = -(2/pi) a_j^2 rho_q / sqrt(1 - rho_q^2),   j < q  (E n^2 = 1),
+        delta E F = -sum_j E[x_j^2 xi_j dF/dxi_j] + sum_{j<i} A(i-j) R(i-j) E[x_j xi_j xi_i dF/dxi_i].
 
-    for each of the two. The other coordinates' part of S counters the second by the linear part of the same, since what moves them
-    along w~ is orthogonal to it.
+    The derivative of a sign is sqrt(2/pi) at n = 0 (E n^2 = 1): given that, x, xi, omega_t are taken as Gaussian, and their
+    products follow from pairs. Sums over two lags are convolutions. Of connected moments of the signs themselves only the first,
+    rho / sqrt(1 - rho^2) for rho, is kept.
     """
-    rho = (correlation / correlation[0])[1:]
-    younger = np.cumsum(kernel**2)[:-1] / correlation[0]
-    linear = 2 / math.pi * keep ** np.arange(1, len(kernel)) * rho * younger
-    return float(2 * (2 * linear / np.sqrt(1 - rho**2) - linear).sum())
+    covariance = eq.sign_autocovariance(s.rule, s.law)[0]
+    size = max(len(kernel), len(covariance) + 1, min(_LONGEST, math.ceil(30 / (1 - keep)))) + 2
+
+    def padded(values: Array) -> Array:
+        return np.concatenate([values, np.zeros(size - len(values))])
+
+    def after(values: Array) -> Array:
+        """sum_{i>=0} keep^i x_{n+i}"""
+        return lfilter([1.0], [1.0, -keep], values[::-1])[::-1]
+
+    def later(values: Array) -> Array:
+        """sum_{i>=1} keep^(i-1) x_{n+i}"""
+        return np.append(after(values)[1:], 0.0)
+
+    energy = kernel @ kernel
+    a, rho = padded(kernel / math.sqrt(energy)), padded(_autocorrelation(kernel) / energy)
+    gamma = padded(np.append(1.0, covariance))
+    whole = 1 - keep**2
+    weight_sq = (1 + 2 * keep * later(gamma)[0]) / whole  # over step^2
+    stays = lfilter([1.0], [1.0, -keep], np.append(weight_sq, later(gamma)[:-1])) / weight_sq  # R
+    answers = np.append(0.0, lfilter([1.0], [1.0, -keep], a)[:-1])  # A over step sqrt(2/pi)
+    steep = padded(rho[:1])
+    steep[1:] = rho[1:] / np.sqrt(1 - np.minimum(rho[1:] ** 2, 1 - 1e-12))
+    along, linear = later(steep), later(rho)  # Cov(x_j, n_{j+p}) over step sqrt(2/pi)
+    of_end, end = after(answers), (1 + 2 * keep * linear[0]) / whole  # sums over t of E[xi omega_t] and of E[n omega_t]
+    held = after(stays)
+
+    own = 8 / math.pi * (a**2 * along) @ held - 8 / math.pi**2 / weight_sq * (a * linear**2) @ (3 * a * end - of_end)
+    felt = answers * stays
+    both, ends = (fftconvolve(x, felt)[:size] for x in (a**2, a * of_end))
+    cross = 4 / math.pi * both @ (a * held)
+    cross += 8 / math.pi**2 / weight_sq * (both @ (linear * (of_end - 3 * a * end)) + ends @ (linear * a))
+    size_of = np.sqrt(s.gamma_sq)
+    return float(whole * (own - cross * size_of.sum() * (size_of**3).sum() / s.gamma_sq.sum() ** 2))
 
 
 def _rational(s: _System) -> Full:

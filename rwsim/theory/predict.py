@@ -34,8 +34,9 @@ def predict(
         **hyper: The rule's hyperparameters in torch's words (lr, weight_decay, momentum or betas, eps); eps is 0.
 
     Returns:
-        `.paper` (Table 1; None where the table has no such rule) and `.exact` (exact second moments), each with
-        `.norm`, `.rotation`, `.rms_update`.
+        `.paper` (Table 1; None where the table has no such rule), `.exact` (exact second moments) and `.full` (what those leave
+        out, worked out when asked for: see `rwsim.theory.full`), each with `.norm`, `.rotation`, `.rms_update`. The rotation of
+        `.full` is the mean angle, of the others the RMS. `.full` says how sure it is: `.norm_error`, `.rotation_error`, `.valid`.
 
     Raises:
         InvalidArgument: A value out of range.
@@ -46,6 +47,9 @@ def predict(
         >>> p = predict("adamw", lr=1e-2, weight_decay=1.0, betas=(0.9, 0.99), fan_in=128)
         >>> round(p.paper.norm, 4), round(p.exact.norm, 4), round(p.exact.rotation, 5)
         (0.8, 0.7664, 0.03252)
+        >>> p = predict("adamw", lr=1e-2, weight_decay=1.0, betas=(0.9, 0.99), fan_in=128, batch=32)
+        >>> round(p.full.norm, 4), round(p.full.rotation, 5), p.full.norm_error < 0.001, p.full.valid
+        (0.7615, 0.03248, True, True)
     """
     return predict_equilibrium(find_rule(rule)(**hyper), gradient_law(fan_in, batch, neurons, gamma, loss_scale))
 
