@@ -59,7 +59,7 @@ class Settings(WalkSettings):
 
     layers: int | None = Field(None, ge=1)
     loss_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
-    margin: float = Field(0.005, gt=0, lt=1)
+    margin: float = Field(0.01, gt=0, lt=1)
     window: int = Field(100, ge=1)
 
 

@@ -37,8 +37,8 @@ _BURN_IN_SHARE = 0.4
 _MIN_EFFECTIVE = 16
 # Layers that stand for the burn-in's loss of steps and for a narrow margin; beyond this a longer walk is what is needed.
 _MAX_LAYERS = 16
-# The margin that one layer of the paper's experiment decides.
-_ONE_LAYER_MARGIN = 0.01
+# What one layer of the paper's experiment decides, beside the error that a prediction is likely to have.
+_ONE_LAYER_MARGIN = 0.0085
 # Neurons that represent a layer in the transient: quantiles of |gamma_out|.
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
@@ -270,9 +270,11 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
         obstacle = f"the prediction is sure to {max(full.norm_error, full.rotation_error):.1%} only, the margin is {settings.margin:.1%}"
     layers = settings.layers
     if layers is None:
-        # As many copies of the layer as make up for the steps that burn-in takes away and for a narrow margin, to the nearest whole.
-        wanted = settings.steps / (settings.steps - (burn_in or 0)) * max(1.0, _ONE_LAYER_MARGIN / settings.margin)
-        layers = min(_MAX_LAYERS, round(wanted))
+        # As many copies of the layer as make up for the steps that burn-in takes away; more for what is left
+        # of a narrow margin, half the estimated error being likely.
+        left = settings.margin - max(full.norm_error, full.rotation_error) / 2
+        wanted = settings.steps / (settings.steps - (burn_in or 0)) * max(1.0, (_ONE_LAYER_MARGIN / left) ** 2 if left > 0 else 1.0)
+        layers = min(_MAX_LAYERS, math.ceil(wanted))
     return Case(rule, layer, layers, prediction, full, coming, burn_in, obstacle)
 
 

@@ -24,7 +24,7 @@ def validate(
     layers: Annotated[int | None, Parameter(converter=whole)] = None,
     gamma: Literal["normal", "uniform"] = "normal",
     loss_scale: float | None = None,
-    margin: float = 0.005,
+    margin: float = 0.01,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     engine: Literal["auto", "reference", "blocked", "fused"] = "auto",
     seed: Whole = 0,

@@ -160,7 +160,7 @@ class _System:
         for j in range(1, len(kernel)):
             kernel[j] = weights @ state
             state = transition @ state
-        return kernel
+        return kernel[: int(np.flatnonzero(kernel)[-1]) + 1]  # a momentum of 0 has none
 
     def concentration(self, spread: Array) -> float:
         """Sum of the squared shares of ||w~||^2: 1/C where all coordinates are alike."""
@@ -283,7 +283,7 @@ def _rational(s: _System) -> Full:
     divided = total_decay(s.kind).has(sym.normalizer)
 
     kernel = s.update_kernel()
-    now, sums, inverse, push = np.ones(()), np.ones(()), np.ones(()), 0.0
+    now, sums, inverse, push = np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1)), 0.0
     if closure.normalized:
         # E omega^2 is a sum over lags of these.
         lags = keep ** np.arange(len(kernel)) * _autocorrelation(kernel)
