@@ -362,7 +362,7 @@ class Closure:
                 raise unstable(self.rule)
         return found
 
-    def steps(self, root: Array) -> tuple[Array, Array]:
+    def steps(self, root: Array) -> tuple[Array | float, Array | float]:
         """(E omega^2 - lag one) / E omega^2 and E of the squared update / E g_c^2, at a normalizer."""
         turn, update = self._rest(*self._hyper, root)
         return self._turn_scale * turn, self._update_scale * update
