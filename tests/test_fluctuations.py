@@ -119,7 +119,9 @@ def test_scales_cancel(free):
     for other in others:
         np.testing.assert_allclose(values(fluctuations(*other, **options)), whole, rtol=1e-8)
     # And what they answer to does not.
-    assert not np.allclose(values(fluctuations(a, b, groups, groups.mean(spread), **{**options, "lengths_variance": 0.3})), whole, rtol=1e-2)
+    assert not np.allclose(
+        values(fluctuations(a, b, groups, groups.mean(spread), **{**options, "lengths_variance": 0.3})), whole, rtol=1e-2
+    )
 
 
 def test_alike_coordinates_are_one_group():

@@ -11,7 +11,17 @@ from scipy.signal import lfilter
 from scipy.special import gammaln
 from scipy.stats import chi
 
-from rwsim.theory.lengths import FiniteAverage, Lengths, blocks, geometric, mean_root, mean_root_normal, mean_root_normalized, memory, over_lags
+from rwsim.theory.lengths import (
+    FiniteAverage,
+    Lengths,
+    blocks,
+    geometric,
+    mean_root,
+    mean_root_normal,
+    mean_root_normalized,
+    memory,
+    over_lags,
+)
 from rwsim.theory.noise import IdealWalk, ToySystem
 from tests.statistics import SEEDS, assert_agrees, mean_and_error
 
@@ -194,7 +204,10 @@ def test_finite_average_to_first_order(beta_1):
 
 def test_a_constant_normalizer():
     """Under an eps far above the gradient, to 1/eps; and a long memory."""
-    for average, error in ((FiniteAverage(momentum_kernel(0.9), 0.9, 300.0, toy(8)), 2 / 300), (FiniteAverage(momentum_kernel(0.9), 1 - 1e-6, 0.0, toy(64)), FLOOR)):
+    for average, error in (
+        (FiniteAverage(momentum_kernel(0.9), 0.9, 300.0, toy(8)), 2 / 300),
+        (FiniteAverage(momentum_kernel(0.9), 1 - 1e-6, 0.0, toy(64)), FLOOR),
+    ):
         for found in (average.autocovariance(0), average.autocovariance(3), average.inverse):
             assert found == pytest.approx(1, abs=error)
 
