@@ -125,7 +125,7 @@ BETA_2 = 0.9
 
 @cache
 def simulated(beta_1: float, batch: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Squares as two momenta pair them, momentum and v of independent coordinates, with the parts of v that the last `LAGS` steps make up; burnt in."""
+    """Squares as two momenta pair them, momentum, v and the parts of v that the last `LAGS` steps make up; burnt in."""
     rng = np.random.default_rng(seed)
     size = (25_000, 190)
     g = rng.standard_normal(size) * np.sqrt(draw(batch, size, rng))
