@@ -65,7 +65,11 @@ def test_fluctuations_of_a_walk(rate, alpha, seed):
         "step": (sums["step_sq"] / mean["step"] ** 2 - 2 * sums["step"] * mean["step_sq"] / mean["step"] ** 3, found.step, 1),
         "radial": (sums["radial"] / mean["norm"] ** 2 - 2 * sums["norm"] * mean["radial"] / mean["norm"] ** 3, found.radial, 0),
     }
-    moments = {"norm": mean["norm_sq"] / mean["norm"] ** 2, "step": mean["step_sq"] / mean["step"] ** 2, "radial": mean["radial"] / mean["norm"] ** 2}  # fmt: skip
+    moments = {
+        "norm": mean["norm_sq"] / mean["norm"] ** 2,
+        "step": mean["step_sq"] / mean["step"] ** 2,
+        "radial": mean["radial"] / mean["norm"] ** 2,
+    }
     for name, (linear, predicted, one) in measured.items():
         value, mcse = moments[name] - one, mean_and_error(linear)[1]
         assert Z * mcse < 0.1 * predicted, name
