@@ -71,7 +71,7 @@ class Fluctuations:
         norm: Var ||omega||^2 / (E ||omega||^2)^2.
         step: Var ||Delta||^2 / (E ||Delta||^2)^2 of the whole step Delta = omega' - omega.
         step_norm: Cov(||Delta||^2, ||omega||^2), relative; mean over the norms before and after.
-        radial: E <omega, Delta>^2 / (E ||omega||^2)^2: what of a step does not turn the neuron.
+        radial: E (||omega'||^2 - ||omega||^2)^2 / (2 E ||omega||^2)^2: what of ||Delta||^2 does not turn the neuron.
         coordinate_size: Cov(omega_c^2, S) / (E omega_c^2 E S) by group.
     """
 

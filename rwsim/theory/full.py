@@ -359,7 +359,14 @@ def _second(first: float, bend: float) -> float:
 
 
 def _settle(
-    s: _System, closure: eq.Closure, spread: Array, inverse_size: float, inverse_own: Array, factor: Array, push: float, faster: Array
+    s: _System,
+    closure: eq.Closure,
+    spread: Array,
+    inverse_size: float,
+    inverse_own: Array,
+    factor: Array | float,
+    push: float,
+    faster: Array,
 ) -> tuple[Array, Array, Array]:
     """Spread and E g_c^2 that sustain each other under the corrections; and the spread before what the normalizer's memory makes of it."""
     own, pull = inverse_own[s.groups.of], 1 + faster[s.groups.of]
