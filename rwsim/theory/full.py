@@ -36,7 +36,7 @@ CORRECTIONS = ("fluctuations", "normalizer", "orthogonality", "mean_angle")
 # Estimated errors above this are too large for the first neglected terms to be trusted.
 _MOST_ERROR = 0.008
 # Layers of different gamma_in that stand for all draws.
-_DRAWS = 16
+_DRAWS = 8
 # Lags over which weights are followed, at most.
 _LONGEST = 2_000_000
 # Self-consistency of sizes and shares.

@@ -272,6 +272,6 @@ class FiniteAverage:
 
 def over_lags(function: Callable[[int], float], most: int) -> Array:
     """A function of the lag at 0 ... most, from some thirty lags: it must be smooth in the logarithm of the lag."""
-    few = sorted({*range(min(most, 5) + 1), *(round(x) for x in np.geomspace(1, max(1, most), 24))})
+    few = sorted({*range(min(most, 5) + 1), *(round(x) for x in np.geomspace(1, max(1, most), 24) if most)})
     values = np.array([function(k) for k in few])
     return values if len(few) < 5 else CubicSpline(np.log1p(few), values)(np.log1p(np.arange(most + 1)))
