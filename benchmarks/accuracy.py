@@ -36,6 +36,8 @@ POINTS = 200
 _NEURONS = 16
 _ELEMENTS, _MOST_ROWS = 2**21, 2**16
 _LONGEST_WINDOW = 2000
+# Errors below this, in percent, are drawn at it.
+_LEAST = 1e-3
 # Only the size of the weights follows these, and with it what eps is compared with.
 _LR = {"sgdm": 0.1, "adamw": 1e-2, "adam_l2": 1e-3, "lion": 1e-2}
 
@@ -224,7 +226,7 @@ def without(rows_of: dict[str, list[dict]]) -> str:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Distributions of the absolute errors, a panel for each optimizer and quantity."""
+    """Distributions of the absolute errors of all points, valid or not, a panel for each optimizer and quantity."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -238,18 +240,18 @@ def draw(rows: list[dict], path: Path) -> None:
             axis = axes[line, column]
             for form in FORMS:
                 error = np.sort(100 * np.abs([row[f"{form}_{quantity}"] for row in mine]))
-                axis.plot(np.maximum(error, 1e-3), np.arange(1, len(error) + 1) / len(error), color=colours[form], label=form)
+                axis.plot(np.maximum(error, _LEAST), np.arange(1, len(error) + 1) / len(error), color=colours[form], label=form)
             noise = 100 * float(np.median([row[f"{quantity}_mcse"] for row in mine]))
-            axis.axvline(noise, color="0.8", lw=0.8, ls=":")
-            axis.axvline(0.5, color="0.8", lw=0.8)
-            axis.set(xscale="log", xlim=(2e-3, 100), ylim=(0, 1))
+            axis.axvspan(_LEAST, max(noise, _LEAST), color="0.93", lw=0, label="below the error of the measurement")
+            axis.axvline(0.5, color="0.75", lw=0.8, ls=":", label="half a percent")
+            axis.set(xscale="log", xlim=(_LEAST, 300), ylim=(0, 1))
             if line == 0:
                 axis.set_title(optimizer)
             else:
                 axis.set_xlabel("error, %")
             if column == 0:
                 axis.set_ylabel(f"share of points\n({'norm' if line == 0 else 'mean angle'})")
-    axes[0, 0].legend(frameon=False, loc="upper left")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), frameon=False, loc="outside lower center", ncols=5)
     figure.savefig(path, dpi=120)
 
 
