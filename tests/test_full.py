@@ -110,6 +110,7 @@ def test_every_rule_that_the_theory_carries(name):
         assert 0 < full.norm_error < 0.1 and 0 < full.rotation_error < 0.1 and full.valid is not bool(full.doubts)
 
 
+@pytest.mark.slow
 def test_many_draws():
     gamma_in, gamma_out = gammas_over_draws(24, draws=64)
     law = ToySystem(gamma_in, gamma_out, 16, 1.0, 8)

@@ -389,7 +389,8 @@ def _rational(rule: UpdateRule, law: GradientLaw) -> _Solution:
     root = closure.normalizer(grad_sq)
     turn, update = closure.steps(root)
     weight_sq = spread.sum(-1)
-    relative_sq = 2 * (spread * turn).sum(-1) / weight_sq
+    # Half a turn at most, which rounding may exceed at the edge of stability.
+    relative_sq = np.minimum(2 * (spread * turn).sum(-1) / weight_sq, 4.0)
     exact = Equilibrium(weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), (grad_sq * update).sum(-1))
     return exact, spread, grad_sq, float(weight_sq.mean()), root if closure.normalized else None
 
