@@ -266,8 +266,6 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
     burn_in = coming.burn_in(_BURN_IN_SHARE * settings.margin)
     if burn_in is None and not obstacle:
         obstacle = f"not in equilibrium: theory asks for a burn-in longer than {settings.steps} steps"
-    if max(full.norm_error, full.rotation_error) > settings.margin and not obstacle:
-        obstacle = f"the prediction is sure to {max(full.norm_error, full.rotation_error):.1%} only, the margin is {settings.margin:.1%}"
     layers = settings.layers
     if layers is None:
         # As many copies of the layer as make up for the steps that burn-in takes away; more for what is left
@@ -293,6 +291,7 @@ def compare(case: Case, walk: Walk, settings: Settings, *, checks: int = len(QUA
         predicted = {name: None if form is None else getattr(form, quantity) for name, form in forms.items()}
         error = {name: None if value is None else measured / value - 1 for name, value in predicted.items()}
         full = getattr(case.full, quantity)
+        unsure = max(case.full.norm_error, case.full.rotation_error)
         ruling = judge(measured / full - 1, mcse / full, settings.margin, critical_value(checks, found.freedom), obstacle)
         records.append(
             Record(
@@ -306,7 +305,7 @@ def compare(case: Case, walk: Walk, settings: Settings, *, checks: int = len(QUA
                 predicted=predicted,
                 relative_error=error,
                 verdict=ruling.verdict,
-                reason=ruling.reason,
+                reason=ruling.reason + (f"; the prediction is sure to {unsure:.1%} only" if unsure > settings.margin else ""),
                 margin=settings.margin,
                 interval=ruling.interval,
                 effective_samples=found.effective,
