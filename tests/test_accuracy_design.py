@@ -47,6 +47,7 @@ def test_measured_points_are_those_of_the_design(seed):
         assert all(0 < found[q] < math.inf and 0 <= found[f"{q}_mcse"] < 0.01 for q in QUANTITIES)
 
 
+@pytest.mark.slow
 def test_program_prints_and_draws(tmp_path):
     figure = tmp_path / "x.png"
     done = subprocess.run(
