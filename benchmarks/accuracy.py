@@ -5,7 +5,7 @@
 
 The design is a scrambled Latin hypercube with a fixed seed, 200 points an optimizer. `accuracy.csv` holds what was measured, so that
 predictions are judged without a GPU. The factors of the full prediction's error estimate were set on this design; `--seed 1` walks
-and judges another, which they have not seen (`accuracy-1.csv`).
+and judges another (`accuracy-1.csv`), which was in view too when Lion's factors and the threshold of `valid` were chosen.
 """
 
 import argparse
@@ -166,7 +166,7 @@ def measured(path: Path) -> list[tuple[Point, dict[str, float]]]:
     rows = []
     with path.open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            point = Point(**{f.name: f.type(row[f.name]) for f in fields(Point)})  # type: ignore[operator]
+            point = Point(**{f.name: f.type(row[f.name]) for f in fields(Point)})  # type: ignore[operator]  # annotations are classes here
             rows.append((point, {name: float(row[name]) for name in _columns()[len(fields(Point)) :]}))
     return rows
 

@@ -15,7 +15,8 @@ from rwsim.optimizers import UpdateRule, find_rule
 from rwsim.sweeps.result import time_constants
 from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.factors import schedule_factors, warmed_up
-from rwsim.theory.noise import Array, GradientLaw, ToySystem
+from rwsim.theory.noise import Array, GradientLaw
+from rwsim.theory.predict import gradient_law
 from rwsim.theory.schedule import Path, expected_path
 
 if TYPE_CHECKING:
@@ -164,12 +165,7 @@ def plan(
     """
     if steps < 1:
         raise InvalidArgument("steps", "must be at least 1", steps)
-    if fan_in < 2:
-        raise InvalidArgument("fan_in", "must be at least 2 (one coordinate cannot rotate)", fan_in)
-    if batch < 4:
-        raise InvalidArgument("batch", "must be at least 4 (the gradient's second moment is infinite below)", batch)
-    if not 0 < loss_scale < math.inf:
-        raise InvalidArgument("loss_scale", "must lie in (0, inf)", loss_scale)
+    _law(fan_in, batch, loss_scale, gamma, seed)  # refuses what is out of range before any work
     if init_norm is not None and not 0 < init_norm < math.inf:
         raise InvalidArgument("init_norm", "must lie in (0, inf)", init_norm, "give the RMS norm of a neuron's weights")
     if not 0 <= warmup < steps:
@@ -217,8 +213,8 @@ def _factors(schedule: str | Sequence[float] | Mapping[str, Any], warmup: int, s
 def _law(fan_in: int, batch: int, loss_scale: float, gamma: str, seed: int) -> GradientLaw:
     if gamma not in ("uniform", "normal"):
         raise InvalidArgument("gamma", "must be one of uniform, normal", gamma)
-    gamma_in = np.ones((1, fan_in)) if gamma == "uniform" else np.random.default_rng([seed, 0]).standard_normal((1, fan_in))
-    return ToySystem(gamma_in, np.ones((1, 1)), batch, loss_scale, 128)
+    drawn = "uniform" if gamma == "uniform" else np.random.default_rng([seed, 0]).standard_normal(max(fan_in, 0))
+    return gradient_law(fan_in, batch, 128, drawn, loss_scale)
 
 
 def _layers(model: Any, parameters: set[int] | None, fan_in: int, init_norm: float | None) -> list[tuple[str, int, float]]:

@@ -16,10 +16,10 @@ from rwsim.theory.lengths import (
     Lengths,
     blocks,
     geometric,
+    horizon,
     mean_root,
     mean_root_normal,
     mean_root_normalized,
-    memory,
     over_lags,
 )
 from rwsim.theory.noise import IdealWalk, ToySystem
@@ -37,7 +37,7 @@ def toy(batch: int) -> Lengths:
 
 
 def momentum_kernel(rate: float) -> np.ndarray:
-    return (1 - rate) * rate ** np.arange(memory(rate) + 1.0)
+    return (1 - rate) * rate ** np.arange(horizon(rate) + 1.0)
 
 
 def draw(batch: int, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:

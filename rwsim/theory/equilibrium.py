@@ -413,6 +413,22 @@ def sign_autocovariance(rule: UpdateRule, law: GradientLaw) -> tuple[Array, Arra
     return _sign_autocovariance(tuple(map(float, entries)), buffers.rows, tuple(nodes), tuple(weights))
 
 
+def responses(row: Array, transition: Array, drive: Array, head: float, count: int) -> Array:
+    """What a gradient does at once and in each of the `count` steps after: head, then row A^j drive for j = 0, 1, ..."""
+    found, state = np.empty(count + 1), drive
+    found[0] = head
+    for j in range(1, count + 1):
+        found[j] = row @ state
+        state = transition @ state
+    return found
+
+
+def autocorrelation(kernel: Array) -> Array:
+    """sum_j a_j a_{j+k} at k = 0, 1, ..., shape of `kernel`."""
+    spectrum = np.fft.rfft(kernel, 2 * len(kernel))
+    return np.fft.irfft(np.abs(spectrum) ** 2, 2 * len(kernel))[: len(kernel)]
+
+
 # lr and decay do not enter, so that neighbours of a sweep share it; few, since at beta_2 = 0.99999 one takes 40 MB.
 @lru_cache(maxsize=4)
 def _sign_autocovariance(entries: tuple[float, ...], n: int, nodes: tuple[float, ...], weights: tuple[float, ...]) -> tuple[Array, Array]:
@@ -420,16 +436,8 @@ def _sign_autocovariance(entries: tuple[float, ...], n: int, nodes: tuple[float,
     drive, row = np.array(entries[n * n : n * n + n]), np.array(entries[n * n + n : n * n + 2 * n])
     radius = max(abs(np.linalg.eigvals(transition)))
     length = 2 if radius == 0 else max(2, math.ceil(math.log(_KERNEL_TAIL) / math.log(radius)))
-    # kernel[j] is the weight of g_{t-j} in n_t.
-    kernel = np.empty(length + 1)
-    kernel[0] = entries[-1]
-    state = drive
-    for j in range(1, length + 1):
-        kernel[j] = row @ state
-        state = transition @ state
-    spectrum = np.fft.rfft(kernel[1:], 2 * length)
-    past = np.fft.irfft(np.abs(spectrum) ** 2, 2 * length)[: length + 1]  # sum_{j>=1} a_j a_{j+k} at k = 0, 1, ...
-    past[length] = 0.0
+    kernel = responses(row, transition, drive, entries[-1], length)  # of g_{t-j} in n_t
+    past = np.append(autocorrelation(kernel[1:]), 0.0)  # sum_{j>=1} a_j a_{j+k} at k = 0, 1, ...
     early, late = np.array(nodes)[:, None, None], np.array(nodes)[None, :, None]
     own = kernel[0]
     averaged = np.empty(length)

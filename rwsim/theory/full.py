@@ -28,7 +28,7 @@ from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import equilibrium as eq
 from rwsim.theory import symbols as sym
 from rwsim.theory.fluctuations import Fluctuations, Groups, fluctuations, mean_inverses
-from rwsim.theory.lengths import FiniteAverage, Lengths, mean_root, mean_root_normal, mean_root_normalized, memory, over_lags
+from rwsim.theory.lengths import FiniteAverage, Lengths, horizon, mean_root, mean_root_normal, mean_root_normalized, over_lags
 from rwsim.theory.noise import Array, GradientLaw, ToySystem
 from rwsim.theory.rates import total_decay
 
@@ -155,23 +155,13 @@ class _System:
         if m == 0:
             return values
         weights, transition, state = values[:m], values[m : m + m * m].reshape(m, m), values[m + m * m : -1]
-        kernel = np.empty(memory(float(max(abs(np.linalg.eigvals(transition))))) + 1)
-        kernel[0] = values[-1]
-        for j in range(1, len(kernel)):
-            kernel[j] = weights @ state
-            state = transition @ state
+        kernel = eq.responses(weights, transition, state, values[-1], horizon(float(max(abs(np.linalg.eigvals(transition))))))
         return kernel[: int(np.flatnonzero(kernel)[-1]) + 1]  # a momentum of 0 has none
 
     def concentration(self, spread: Array) -> float:
         """Sum of the squared shares of ||w~||^2: 1/C where all coordinates are alike."""
         share = self.gamma_sq * spread
         return float((share**2).sum() / share.sum() ** 2)
-
-
-def _autocorrelation(kernel: Array) -> Array:
-    """sum_j a_j a_{j+k}, k = 0, 1, ..."""
-    spectrum = np.fft.rfft(kernel, 2 * len(kernel))
-    return np.fft.irfft(np.abs(spectrum) ** 2, 2 * len(kernel))[: len(kernel)]
 
 
 def _doubts(*errors: float) -> tuple[str, ...]:
@@ -186,7 +176,7 @@ def _sign(s: _System) -> Full:
     exact = eq.predict_equilibrium(s.rule, s.law).exact
     keep, step = eq.numeric(s.kind, (s.response.transition[0, 0], s.response.sign_drive[0]), ())(*s.hyper)
     dim, norm_sq, kernel = s.law.fan_in, float(exact.norm_sq[0]), s.sign_kernel()
-    correlation = _autocorrelation(kernel)
+    correlation = eq.autocorrelation(kernel)
     lag = float(np.abs(kernel) @ np.arange(1, len(kernel) + 1) / np.abs(kernel).sum())  # of an average gradient in the argument
     if s.wants("orthogonality") and not s.free:
         norm_sq += step**2 * _push(s, kernel, keep) / (1 - keep**2)
@@ -246,7 +236,7 @@ def _push(s: _System, kernel: Array, keep: float) -> float:
         return np.append(after(values)[1:], 0.0)
 
     energy = kernel @ kernel
-    a, rho = padded(kernel / math.sqrt(energy)), padded(_autocorrelation(kernel) / energy)
+    a, rho = padded(kernel / math.sqrt(energy)), padded(eq.autocorrelation(kernel) / energy)
     gamma = padded(np.append(1.0, covariance))
     whole = 1 - keep**2
     weight_sq = (1 + 2 * keep * later(gamma)[0]) / whole  # over step^2
@@ -286,7 +276,7 @@ def _rational(s: _System) -> Full:
     now, sums, inverse, push = np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1)), 0.0
     if closure.normalized:
         # E omega^2 is a sum over lags of these.
-        lags = keep ** np.arange(len(kernel)) * _autocorrelation(kernel)
+        lags = keep ** np.arange(len(kernel)) * eq.autocorrelation(kernel)
         lags[1:] *= 2
         lags = lags[: int(np.flatnonzero(np.abs(lags) > 1e-9 * lags[0])[-1]) + 1] / lags.sum()
         if s.wants("normalizer"):

@@ -27,11 +27,14 @@ _LOW, _HIGH = -26.0, 9.0
 _TAIL = 1e-13
 # Past steps are kept one by one up to this lag, and in blocks beyond, within which a weight changes by this share.
 _SINGLE, _BLOCK = 48, 0.04
+# Where E sqrt(V) takes its integrand.
+_ROOT_STEP = 0.2
+_ROOT_AT = np.exp(np.arange(-40.0, 30.0, _ROOT_STEP))
 # Where transforms of one length are tabulated: they are smooth in log s.
 _TABLE_AT = np.exp(np.arange(-40.0, 24.5, 0.125))
 
 
-def memory(rate: float) -> int:
+def horizon(rate: float) -> int:
     """Steps until an average of rate `rate` has forgotten all but `_TAIL`."""
     return 1 if rate <= 0 else max(1, math.ceil(math.log(_TAIL) / math.log(rate)))
 
@@ -123,10 +126,7 @@ def mean_root(kernel: Array, lengths: Lengths) -> float:
     """
     squares = kernel**2 / (kernel @ kernel)
     squares = squares[squares > _TAIL]
-    y = np.arange(-40.0, 30.0, 0.2)
-    s = np.exp(y)
-    decay = np.exp(lengths.log_laplace(s[:, None] * squares).sum(-1))
-    return float(((1 - decay) / np.sqrt(s)).sum() * 0.2 / (2 * math.sqrt(math.pi)))
+    return _mean_root(lengths.log_laplace(_ROOT_AT[:, None] * squares).sum(-1))
 
 
 def mean_root_normal(variances: Array) -> float:
@@ -137,9 +137,12 @@ def mean_root_normal(variances: Array) -> float:
         0.0
     """
     shares = variances / variances.sum()
-    s = np.exp(np.arange(-40.0, 30.0, 0.2))
-    decay = np.exp(-0.5 * np.log1p(2 * s[:, None] * shares).sum(-1))
-    return float(((1 - decay) / np.sqrt(s)).sum() * 0.2 / (2 * math.sqrt(math.pi)))
+    return _mean_root(-0.5 * np.log1p(2 * _ROOT_AT[:, None] * shares).sum(-1))
+
+
+def _mean_root(log_laplace: Array) -> float:
+    """E sqrt(V) from log E e^{-s V} at `_ROOT_AT`."""
+    return float((-np.expm1(log_laplace) / np.sqrt(_ROOT_AT)).sum() * _ROOT_STEP / (2 * math.sqrt(math.pi)))
 
 
 def mean_root_normalized(kernel: Array, rate: float, lengths: Lengths) -> float:
@@ -157,7 +160,7 @@ def mean_root_normalized(kernel: Array, rate: float, lengths: Lengths) -> float:
     inner = plain * (1 + 2 * each)
     # What lies beyond s = e^{+-28} is below 1e-6 of the root.
     s, r = np.exp(np.arange(-28.0, 28.0, 0.5)), np.exp(np.arange(_LOW, _HIGH, 0.5))
-    whole_first, whole_size = blocks(memory(rate), rate)
+    whole_first, whole_size = blocks(horizon(rate), rate)
     whole = geometric(rate, whole_first, whole_size)
     older = lengths.log_laplace(r[:, None] * whole) @ whole_size - lengths.log_laplace(r[:, None] * plain) @ size
     free = np.exp(older + lengths.log_laplace(r[:, None] * inner) @ size)
@@ -204,7 +207,7 @@ class FiniteAverage:
         """log sigma; log E e^{-sigma v}; first lags of blocks; and the tilted means E[g^2 e^{..}]/E e^{..} of their steps."""
         y = np.arange(_LOW - 1, _HIGH + 2, 0.25)
         sigma = np.exp(y)
-        first, size = blocks(memory(self.rate), self.rate)
+        first, size = blocks(horizon(self.rate), self.rate)
         weight = geometric(self.rate, first, size)
         log_laplace = self.lengths.log_laplace_square(sigma[:, None] * weight) @ size
         first, size = blocks(len(self.kernel), self.rate)
@@ -213,13 +216,18 @@ class FiniteAverage:
 
     def autocovariance(self, lag: int) -> float:
         """E[u_t u_{t+lag}] over what it is at a constant normalizer, sum_j a_j a_{j+lag} / (1 + eps)^2."""
+        weights = self._transform[1]
+        both = self._older(lag) + self._new(lag)
+        return float(weights @ np.exp(both) @ weights) * (1 + self.eps) ** 2
+
+    def _older(self, lag: int) -> Array:
+        """log of sum_j a_j a_{j+lag} E[g_{t-j}^2 e^{-s v_t - s' o}] / sum_j a_j a_{j+lag}, o what v_{t+lag} has of v_t; axes (s, s')."""
         products = self.kernel[: len(self.kernel) - lag] * self.kernel[lag:]
         y, log_laplace, first, tilted = self._old
-        s, weights = self._transform
         starts = first[first < len(products)].astype(int)
-        of_old = CubicSpline(y, log_laplace + np.log(tilted[:, : len(starts)] @ np.add.reduceat(products, starts) / products.sum()))
-        both = of_old(np.log(s[:, None] + s * self.rate**lag)) + self._new(lag)
-        return float(weights @ np.exp(both) @ weights) * (1 + self.eps) ** 2
+        shares = np.add.reduceat(products, starts) / products.sum()
+        s = self._transform[0]
+        return CubicSpline(y, log_laplace + np.log(tilted[:, : len(starts)] @ shares))(np.log(s[:, None] + s * self.rate**lag))
 
     def _new(self, lag: int) -> Array:
         """log E e^{-s v'} of the part of v that the last `lag` steps make up."""
@@ -234,19 +242,14 @@ class FiniteAverage:
 
         By how much a normalizer follows squares that are younger than an update; without eps.
         """
-        products = self.kernel[: len(self.kernel) - lag] * self.kernel[lag:]
-        y, log_laplace, first, tilted = self._old
         s = self._transform[0]
-        starts = first[first < len(products)].astype(int)
-        of_old = CubicSpline(y, log_laplace + np.log(tilted[:, : len(starts)] @ np.add.reduceat(products, starts) / products.sum()))
         first, size = blocks(lag, self.rate)
         weight = geometric(self.rate, first, size)
         new = np.exp(self._new(lag)) * (self.lengths.tilted_mean_square(s[:, None] * weight) @ (size * weight))
         outer = s * _STEP * np.sqrt(s)
         inner = s * _STEP / np.sqrt(s)
         inner[0] += 2 * math.exp((_LOW - _STEP / 2) / 2)
-        both = np.exp(of_old(np.log(s[:, None] + s * self.rate**lag)))  # (of v_t, of v_{t+lag})
-        return float(2 / math.pi * inner @ both @ (outer * new))
+        return float(2 / math.pi * inner @ np.exp(self._older(lag)) @ (outer * new))
 
     @cached_property
     def inverse(self) -> float:
