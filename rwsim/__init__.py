@@ -13,6 +13,7 @@ from rwsim.optimizers import RULES
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from rwsim.audit.audit import audit
     from rwsim.convert import convert
     from rwsim.plan import plan
     from rwsim.sweeps.sweep import sweep
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from rwsim.walk.simulate import simulate
 
 _LAZY = {
+    "audit": "rwsim.audit.audit",
     "convert": "rwsim.convert",
     "plan": "rwsim.plan",
     "predict": "rwsim.theory.predict",
@@ -53,4 +55,4 @@ def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY])
 
 
-__all__ = ["RULES", "__version__", "convert", "plan", "predict", "simulate", "sweep", "validate"]
+__all__ = ["RULES", "__version__", "audit", "convert", "plan", "predict", "simulate", "sweep", "validate"]

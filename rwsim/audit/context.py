@@ -33,11 +33,13 @@ class Context:
         subject: The optimizer.
         law: The rule it is held against; None if it is to be identified.
         seed: Of every random number.
+        compiled: Whether torch.compile is left on, and a compiled step is compared too.
     """
 
     subject: Subject
     law: type[UpdateRule] | None
     seed: int
+    compiled: bool = False
 
     @cached_property
     def words(self) -> frozenset[str]:

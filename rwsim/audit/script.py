@@ -49,6 +49,14 @@ class Script:
         """One coordinate of it."""
         return replace(self, start=self.start[row : row + 1, dim : dim + 1], grads=self.grads[:, row : row + 1, dim : dim + 1])
 
+    def rounded(self) -> "Script":
+        """Its numbers as a short program writes them: six digits."""
+
+        def six(values: Tensor) -> Tensor:
+            return torch.tensor([float(f"{value:.6g}") for value in values.flatten().tolist()], dtype=values.dtype).reshape(values.shape)
+
+        return replace(self, start=six(self.start), grads=six(self.grads), lrs=tuple(float(f"{lr:.6g}") for lr in self.lrs))
+
     def subject(self, subject: Subject, dtype: torch.dtype, **extra: Any) -> Tensor:
         """Where the optimizer goes: (step, row, dim), float64."""
         start = self.start.to(dtype)
