@@ -1,6 +1,7 @@
 """Sweeps: what a grid is, that a sweep survives whatever happens to it, and that its numbers depend on nothing but the point."""
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -125,9 +126,24 @@ def test_points_and_their_order():
     assert grid.dims == {"optimizer": 2, "lr": 2, "beta_2": 2, "replicate": 2} and len(grid) == len(grid.points) == 16
     third = grid.points[3]
     assert (third.optimizer, third.rule.values.lr, third.rule.values.betas, third.replicate) == ("adamw", 0.1, (0.8, 0.99), 1)
-    assert len({grid.key(point, "blocked", "cpu") for point in grid.points}) == 16
+    keys = grid.keys("blocked", "cpu")
+    assert len(set(keys)) == 16
     one = Grid.of(config(optimizer=["adamw"], axes={"lr": [0.2], "beta_2": [0.99]}, hyper={"weight_decay": 0.5, "betas": [0.8, 0.9]}))
-    assert one.key(one.points[0], "blocked", "cpu") == grid.key(grid.points[6], "blocked", "cpu") != one.key(one.points[0], "fused", "cuda")
+    assert one.keys("blocked", "cpu")[0] == keys[6] != one.keys("fused", "cuda")[0]
+
+
+def test_the_hash_of_a_point_is_that_of_its_json(tmp_path):
+    """Ledgers hold these hashes: they must not change with the code that makes them."""
+    axes = {"lr": [1e-7, 0.1], "weight_decay": [0, 3], "beta_1": [0.5, 1 / 3], "schedule": "constant,cosine", "batch": [8, 16]}
+    given = config(axes=axes, replicates=2, loss_scale=2, window=7)
+    grid = Grid.of(given)
+    common = {name: getattr(given, name) for name in ("steps", "neurons", "gradient", "layers", "gamma", "seed")}
+    for key, point in zip(grid.keys("fused", "cuda"), grid.points, strict=True):
+        own = [point.rule.name, "", vars(point.rule.values), vars(point.setting), point.replicate]
+        text = json.dumps([common, 7, own, "fused", "cuda"], sort_keys=True)
+        assert key == hashlib.sha256(text.encode()).hexdigest()
+    plain = Grid.of(config(optimizer=["adamw"], axes={"lr": [0.1]}, hyper={"weight_decay": 0.5}))
+    assert plain.keys("blocked", "cpu") == ("d5ef4f6b297c073d73dc88d1253a0445307d995448a3bf7041826965c5fd0b2c",)
 
 
 def test_designs():
@@ -286,7 +302,7 @@ def test_faithful_gradients_and_a_rule_of_ones_own(tmp_path):
     assert np.isfinite(found.data["norm"]).all() and np.isfinite(found.data["norm_mcse"]).all()
     own.write_text(text.replace("- hyper.lr * grad", "- 2 * hyper.lr * grad"))
     other = Grid.of(given)
-    assert other.key(other.points[0], "reference", "cpu") not in found.keys
+    assert other.keys("reference", "cpu")[0] not in found.keys
 
 
 # Keeping

@@ -57,7 +57,7 @@ class Task:
     def job(self) -> Job:
         """What is to be walked."""
         config, setting, kind = self.config, self.setting, find_rule(self.optimizer)
-        rules = tuple(kind(**values) for values in self.hyper)
+        rules = tuple(kind.each(self.hyper))
         layer = Layer.draw(setting.fan_in, config.neurons, setting.batch, setting.loss_scale, config.gamma, config.seed)
         factors = schedule_factors(setting.schedule, config.steps)
         schedule = {} if factors is None else {"lr": factors}

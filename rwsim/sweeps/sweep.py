@@ -97,7 +97,7 @@ def sweep(
         config = SweepConfig.checked(**config)
     grid = Grid.of(config)
     engine, device = resolve(grid)
-    keys = tuple(grid.key(point, engine, device) for point in grid.points)
+    keys = grid.keys(engine, device)
     identity = {**config.model_dump(mode="json", exclude={"engine", "device"}), "engine": engine, "device": device}
     folder = Path(out)
     ledger = Ledger(folder, identity, resume)
