@@ -100,8 +100,9 @@ class UpdateRule:
         """
         rules: list[UpdateRule] = []
         known: dict[tuple[str, Any], Any] = {}
+        names: Any = None
         for config in configs:
-            if not rules or config.keys() != names or cls.__init__ is not UpdateRule.__init__:
+            if config.keys() != names or cls.__init__ is not UpdateRule.__init__:
                 rules.append(cls(**config))
                 names, base = config.keys(), vars(rules[-1].values)
                 continue
