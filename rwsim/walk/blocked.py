@@ -28,6 +28,7 @@ from rwsim.errors import WalkDiverged, WalkInterrupted
 from rwsim.walk.inplace import GRAD, NORM, PERIOD, Array, Plan, Pool, Uneven
 from rwsim.walk.job import Job, Noise
 from rwsim.walk.measure import SERIES, Walk
+from rwsim.walk.normals import Normals
 from rwsim.walk.program import Program, programs, untraceable
 from rwsim.walk.reference import seeded
 from rwsim.walk.system import length_polynomial
@@ -39,6 +40,8 @@ _PIECE = 16
 # Coordinates of a block, about, and blocks of a group at most. Where an array has left the second cache, calls on it are slower by
 # less than the number of calls saves.
 _BLOCK, _BLOCKS = 8192, 8
+# And at least, where there are as many: what calls cost beside their work makes one block take as long as two.
+_FEWEST = 2
 # Element-steps below which starting processes costs more than it saves.
 _SMALL = 3e7
 _CPU = torch.device("cpu")
@@ -70,7 +73,7 @@ def block_rows(fan_in: int) -> int:
 
 
 def groups(job: Job, processes: int) -> list[Group]:
-    """Every row in one group; as large as suits the cache, but one for each process."""
+    """Every row in one group; as large as suits the cache, but one for each process unless they become too small."""
     rows = block_rows(job.layer.fan_in)
     blocks = -(-job.rows // rows)
     shares = [(configs[0], len(configs)) for _, configs in programs(job) if configs == list(range(configs[0], configs[-1] + 1))]
@@ -81,7 +84,7 @@ def groups(job: Job, processes: int) -> list[Group]:
         ]  # fmt: skip
         if len(found) >= processes:
             return sorted(found)
-    size = next((m for m in range(min(_BLOCKS, blocks), 1, -1) if job.configs * -(-blocks // m) >= processes), 1) * rows
+    size = next((m for m in range(min(_BLOCKS, blocks), 1, -1) if job.configs * -(-blocks // m) >= processes), min(_FEWEST, blocks)) * rows
     return [Group(config, 1, first, min(size, job.rows - first)) for config in range(job.configs) for first in range(0, job.rows, size)]
 
 
@@ -110,9 +113,9 @@ class _State:
         self.lengths[-1] = job.steps - job.window * (windows - 1)
         self.series = _shared((windows, len(SERIES), job.configs, job.rows), np.float64)
         blocks = -(-job.rows // block_rows(job.layer.fan_in)) if noise is None else 0
-        self.states = _shared((job.configs, blocks, len(torch.Generator().get_state())), np.uint8)
+        self.states = _shared((job.configs, blocks, 4), np.uint64)
         for config, block in np.ndindex(job.configs, blocks):
-            self.suspend(config, block, seeded(keys[config], _CPU, (1, block)))
+            self.states[config, block] = Normals.begin(keys[config], (1, block))
         # Chunks that each group has walked; the first bad step (1 at the first) of each config, or 0; next task; whether to stop.
         self.done, self.bad = _shared((len(self.groups),), np.int64), _shared((len(self.groups), job.configs), np.int64)
         self.next, self.stop = _shared((1,), np.int64), _shared((1,), np.int64)
@@ -120,14 +123,12 @@ class _State:
     def _draw_start(self, config: int) -> np.ndarray:
         return self.job.layer.start(1, self.job.layers, seeded(self.keys[config], _CPU, (0,)), self.job.dtype)[0].numpy()
 
-    def resume(self, config: int, block: int) -> torch.Generator:
-        """A block's generator, where it stopped."""
-        generator = torch.Generator()
-        generator.set_state(torch.from_numpy(self.states[config, block]))
-        return generator
+    def resume(self, config: int, block: int) -> Normals:
+        """A block's numbers, where they stopped."""
+        return Normals(self.states[config, block], self.job.dtype)
 
-    def suspend(self, config: int, block: int, generator: torch.Generator) -> None:
-        self.states[config, block] = generator.get_state().numpy()
+    def suspend(self, config: int, block: int, numbers: Normals) -> None:
+        self.states[config, block] = numbers.words
 
     @property
     def sound(self) -> int:
@@ -252,7 +253,7 @@ class _Worker:
         return hyper
 
     def _gradient(
-        self, part: Group, chunk: int, room: "_Room", param: Array, before: np.ndarray, generators: list[torch.Generator]
+        self, part: Group, chunk: int, room: "_Room", param: Array, before: np.ndarray, generators: list[Normals]
     ) -> Callable[[int], object]:
         """What writes the gradient of a step of the chunk to `room.grad`, and its length to the sizes.
 
@@ -294,7 +295,7 @@ class _Worker:
         return gradient
 
     def _drawn(
-        self, part: Group, room: "_Room", factor: np.ndarray, shares: np.ndarray, generators: list[torch.Generator]
+        self, part: Group, room: "_Room", factor: np.ndarray, shares: np.ndarray, generators: list[Normals]
     ) -> Callable[[int], object]:
         """What draws the normals of a step; draws the lengths of the whole chunk."""
         spans = [
@@ -302,7 +303,7 @@ class _Worker:
             for config in range(part.configs)
             for low in range(0, part.rows, self.block)
         ]
-        normals = [room.grad.tensor[offset + low : offset + high] for offset, low, high in spans]
+        normals = [room.grad.numpy[offset + low : offset + high] for offset, low, high in spans]
         if self.marginal:
             scale = np.tile(self.gamma_out[part.first : part.first + part.rows], part.configs).astype(shares.dtype)
             self._draw_lengths([high - low for _, low, high in spans], generators, torch.from_numpy(shares))
@@ -312,13 +313,15 @@ class _Worker:
 
         def draw(t: int) -> None:
             for block, generator in pairs:
-                block.normal_(generator=generator)
+                generator.fill(block)
 
         return draw
 
-    def _draw_lengths(self, rows: list[int], generators: list[torch.Generator], out: Tensor) -> None:
+    def _draw_lengths(self, rows: list[int], generators: list[Normals], out: Tensor) -> None:
         """sqrt(B chi2_{B-2} / chi2_{B-1}) of a chunk's steps, (steps, rows), each block from its own generator."""
-        blocks = [torch.empty(_CHUNK, n, dtype=self.job.dtype).normal_(generator=g) for n, g in zip(rows, generators, strict=True)]
+        blocks = [torch.empty(_CHUNK, n, dtype=self.job.dtype) for n in rows]
+        for block, generator in zip(blocks, generators, strict=True):
+            generator.fill(block.numpy())
         *rest, second, last = self.polynomial
         # A few steps at a time, for the cache.
         for low in range(0, len(out), _PIECE):
