@@ -17,7 +17,7 @@ slots a clock, of which 16 may go to the special unit: the floor is the narrower
 launch per window (the kernel takes longer ones): parameter and buffers read and written, seven means a neuron; over the
 memory's rate where torch reports that.
 
-On the CPU: one normal number per element-step at the rate at which `torch.normal_` draws them in one thread, measured in
+On the CPU: one normal number per element-step at the rate at which `rwsim.walk.normals` draws them in one thread, measured in
 the same run, times the cores. Nothing else is counted.
 """
 
@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from rwsim.walk.job import Job
+from rwsim.walk.normals import Normals
 from rwsim.walk.program import programs
 from rwsim.walk.simulate import single_threaded
 
@@ -94,18 +95,18 @@ def _clock(properties: Any) -> float | None:
 
 
 def cpu_floor(dtype: torch.dtype) -> Floor:
-    """Measures `torch.normal_`: the best of a tenth of a second, since other work on the machine only slows it."""
-    numbers, generator = torch.empty(1 << 14, dtype=dtype), torch.Generator().manual_seed(0)
+    """Measures `Normals.fill`: the best of a tenth of a second, since other work on the machine only slows it."""
+    numbers, stream = torch.empty(1 << 13, dtype=dtype).numpy(), Normals(Normals.begin(0, ()), dtype)
     taken: list[float] = []
     end = time.perf_counter() + 0.1
     with single_threaded():
         while not taken or time.perf_counter() < end:
             began = time.perf_counter()
-            numbers.normal_(generator=generator)
+            stream.fill(numbers)
             taken.append(time.perf_counter() - began)
-    cost = min(taken) / numbers.numel()
+    cost = min(taken) / numbers.size
     cores = cpu_cores()
-    return Floor(cores / cost, f"torch.normal_ takes {cost * 1e9:.2f} ns a number, {cores} cores: {cores / cost:.3g} element-steps/s")
+    return Floor(cores / cost, f"a normal takes {cost * 1e9:.2f} ns, {cores} cores: {cores / cost:.3g} element-steps/s")
 
 
 def cpu_cores() -> int:
