@@ -5,11 +5,12 @@ from what is right, relative to how far it went: 0 where nothing is wrong. It us
 rwsim: what a maintainer gets to run is then the very code that found the fault, without the audit around it.
 """
 
+import contextlib
 import inspect
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -98,6 +99,15 @@ class Check:
     twice: bool = False
 
 
+@contextlib.contextmanager
+def quiet(seed: int) -> Iterator[None]:
+    """Without warnings, which are not what is audited here, and with random numbers of the audit's own."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
 @dataclass
 class Bench:
     """An optimizer on the bench, and what the checks found.
@@ -139,10 +149,8 @@ class Bench:
         return 300.0 * max(float(torch.finfo(dtype).eps) for dtype in (self.context.dtype, *kept))
 
     def call(self, program: Callable[..., Any], later: int = 0) -> Any:
-        """The program's own result. Warnings are not what is audited here, and random numbers come from the audit's seed."""
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")
-            torch.default_generator.manual_seed(self.context.seed + later)
+        """The program's own result."""
+        with quiet(self.context.seed + later):
             return program(self.make, self.context.seed + later, self.context.dtype)
 
     def run(self, check: Check) -> float | None:
@@ -225,15 +233,18 @@ def imported(name: str) -> str:
     return f"from {place} import {first}\nOptimizer = {attribute}"
 
 
-def run_all(context: Context, probe: str, checks: Sequence[Check]) -> Bench:
-    """A bench on which all checks have run."""
+def ready(context: Context, probe: str) -> Bench:
+    """A bench on which the optimizer has run.
+
+    Raises:
+        SubjectError: It does not even do two steps.
+    """
     bench = Bench(context, probe)
-    # It must at least run: what it raises here ends the probe.
     try:
         params = weights(context.seed, context.dtype)
         drive(bench.make(params), params, range(2), context.seed)
+    except SubjectError:
+        raise
     except Exception as error:
         raise SubjectError("two steps", error) from error
-    for check in checks:
-        bench.run(check)
     return bench

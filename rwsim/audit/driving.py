@@ -25,7 +25,7 @@ def marks_after_construction(make, seed, dtype):
     make(params)
     changed = sum(param.grad is None or not torch.equal(param.grad, grad) for param, grad in zip(params, grads, strict=True))
     changed += sum(param.dtype != dtype for param in params)
-    return changed + (not params[0].requires_grad) + params[1].requires_grad
+    return changed + int(not params[0].requires_grad) + int(params[1].requires_grad)
 
 
 def frozen_parameter(make, seed, dtype):
@@ -174,7 +174,7 @@ def closure_loss(make, seed, dtype):
         return torch.tensor(0.75)
 
     loss = optimizer.step(closure)
-    return loss is None or abs(float(loss) - 0.75) > 0
+    return int(loss is None or float(loss) != 0.75)
 
 
 def closure_path(make, seed, dtype):
@@ -226,7 +226,7 @@ def scheduler_followed(make, seed, dtype):
     for step in range(6):
         drive(optimizer, params, [step], seed)
         scheduler.step()
-    return all(torch.equal(a, b) for a, b in zip(params, plain, strict=True))
+    return int(all(torch.equal(a, b) for a, b in zip(params, plain, strict=True)))
 
 
 def scheduled_lr(make, seed, dtype):
@@ -257,7 +257,8 @@ def scheduled_tensor_lr(make, seed, dtype):
             plain.param_groups[0]["lr"] = float(optimizer.param_groups[0]["lr"])
             drive(plain, by_hand, [step], seed)
             scheduler.step()
-        worst = max(worst, gap(params, by_hand))
+        # Where the next scheduler starts from.
+        worst = max(worst, gap(params, by_hand), abs(float(optimizer.param_groups[0]["initial_lr"]) / 0.125 - 1))
     # A tensor rounds to float32.
     return 0.0 if worst < 1e-5 else worst
 

@@ -19,7 +19,7 @@ promises it. Where steps draw random numbers, runs cannot be compared, and only 
 import torch
 
 from rwsim.audit import driving, saving
-from rwsim.audit.bench import Bench, Check, drive, run_all, values, weights
+from rwsim.audit.bench import Bench, Check, drive, quiet, ready, values, weights
 from rwsim.audit.context import Context, Result
 
 TITLE = "lifecycle"
@@ -35,26 +35,27 @@ _RESUMED = (saving.resumed_with_another_lr, saving.resumed_from_file, saving.rew
 
 
 def run(context: Context) -> Result:
-    bench = run_all(context, "P8", ())
-    checks: tuple[Check, ...] = (*saving.CHECKS, *driving.CHECKS)
-    if draws(bench):
-        bench.result.measured["random"] = "steps draw random numbers: runs are not compared"
-        checks = tuple(check for check in checks if check.program in _ALONE)
-    elif not (bench.run(saving.CHECKS[0]) or 0.0) <= bench.tolerance:
-        # Each run would depend on those before it: what compares runs would only say so again.
-        checks = tuple(check for check in checks if check.program in _ALONE)
-    else:
-        _aliasing(bench)
-        _step_counts(bench)
-    for check in checks:
-        name = check.program.__name__
-        # A state_dict that is incomplete, or cannot be loaded at all, shows in each way of resuming: once is enough.
-        known = check.program in _RESUMED and any(finding.code.startswith("state-dict") for finding in bench.result.findings)
-        if name not in bench.result.measured and not known:
-            bench.run(check)
-    _gradients(bench)
-    _bfloat16(bench)
-    return bench.result
+    with quiet(context.seed):
+        bench = ready(context, "P8")
+        checks: tuple[Check, ...] = (*saving.CHECKS, *driving.CHECKS)
+        if draws(bench):
+            bench.result.measured["random"] = "steps draw random numbers: runs are not compared"
+            checks = tuple(check for check in checks if check.program in _ALONE)
+        elif not (bench.run(saving.CHECKS[0]) or 0.0) <= bench.tolerance:
+            # Each run would depend on those before it: what compares runs would only say so again.
+            checks = tuple(check for check in checks if check.program in _ALONE)
+        else:
+            _aliasing(bench)
+            _step_counts(bench)
+        for check in checks:
+            name = check.program.__name__
+            # A state_dict that is incomplete, or cannot be loaded at all, shows in each way of resuming: once is enough.
+            known = check.program in _RESUMED and any(finding.code.startswith("state-dict") for finding in bench.result.findings)
+            if name not in bench.result.measured and not known:
+                bench.run(check)
+        _gradients(bench)
+        _bfloat16(bench)
+        return bench.result
 
 
 def draws(bench: Bench) -> bool:

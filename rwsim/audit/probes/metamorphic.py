@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rwsim.audit.bench import Bench, Check, drive, feed, gap, imported, run_all, values, weights
+from rwsim.audit.bench import Bench, Check, drive, feed, gap, imported, quiet, ready, values, weights
 from rwsim.audit.context import Context, Result
 from rwsim.audit.keywords import EXEMPT, Keywords, Part, scene
 from rwsim.audit.subject import SubjectError
@@ -169,15 +169,16 @@ _CUTS = (cut_between_rows, cut_between_columns, shuffled)
 
 
 def run(context: Context) -> Result:
-    bench = run_all(context, "P10", ())
-    if _repeats(bench):
-        for check in _RELATIONS:
-            if check.program is not mirrored or "maximize" in context.subject.keywords:
-                bench.run(check)
-        _granularity(bench)
-        _dead_options(bench)
-    _lenience(bench)
-    return bench.result
+    with quiet(context.seed):
+        bench = ready(context, "P10")
+        if _repeats(bench):
+            for check in _RELATIONS:
+                if check.program is not mirrored or "maximize" in context.subject.keywords:
+                    bench.run(check)
+            _granularity(bench)
+            _dead_options(bench)
+        _lenience(bench)
+        return bench.result
 
 
 def _repeats(bench: Bench) -> bool:
