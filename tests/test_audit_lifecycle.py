@@ -54,7 +54,7 @@ class Plain(torch.optim.Optimizer):
 class KeyedById(Plain):
     def __init__(self, params, lr=0.1, momentum=0.9, weight_decay=0.0):
         super().__init__(params, lr, momentum, weight_decay)
-        self.buffers: dict[int, torch.Tensor] = {}
+        self.buffers = {}
 
     def buffer(self, group, param):
         return self.buffers.setdefault(id(param), torch.zeros_like(param))
@@ -117,7 +117,7 @@ class CastsOnLoad(Plain):
 
 
 class InheritsCast(CastsOnLoad):
-    load_state_dict = torch.optim.Optimizer.load_state_dict  # type: ignore[assignment]
+    load_state_dict = torch.optim.Optimizer.load_state_dict
 
 
 class SharesWeights(Plain):
@@ -385,7 +385,7 @@ GOOD = [
     (torch.optim.SGD, "sgdm", {}),
     (torch.optim.Adam, "adam_l2", {"foreach": True}),
     (torch.optim.AdamW, "adamw", {}),
-    (torch.optim.AdamW, "adamw", {"fused": True}),
+    (torch.optim.SGD, "sgdm", {"fused": True}),
     (torch.optim.AdamW, "adamw", {"capturable": False, "foreach": False}),
     (optimi.SGD, "sgdm", {"triton": False}),
     (optimi.AdamW, "adamw", {"triton": False}),

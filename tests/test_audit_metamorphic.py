@@ -321,6 +321,25 @@ def test_snippet_of_a_finding_shows_it(make):
             assert float(text) > 1e-6
 
 
+class Bare:
+    """No torch.optim.Optimizer at all: nothing is promised but a step."""
+
+    def __init__(self, params, lr=0.1):
+        self.params, self.lr = list(params), lr
+
+    @torch.no_grad()
+    def step(self):
+        for param in self.params:
+            if param.grad is not None:
+                param.sub_(param.grad, alpha=self.lr)
+
+
+def test_what_a_class_does_not_promise_does_not_apply():
+    result = audited(Bare)
+    assert faults(result) == {}
+    assert str(result.measured["two_groups"]).startswith("not applicable")
+
+
 def test_implementation_switches_are_exempt():
     keywords = Keywords(Context(Subject(torch.optim.AdamW, "torch.optim:AdamW"), None, 0))
     assert [part.keyword for part in keywords.parts] == ["lr", "betas", "betas", "eps", "weight_decay", "amsgrad"]
