@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import rwsim
-from rwsim.errors import InvalidArgument
 from rwsim.audit import Report
 from rwsim.audit.finding import NOTE
+from rwsim.errors import InvalidArgument
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ choice in which it differs from the law's form is a finding, in words.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
