@@ -213,13 +213,13 @@ def _difference(
     severity: Severity = "low" if key in _LOW else "medium" if name in _MEDIUM else "high"
     alone = laws.changed(**{name: getattr(form, name)})
     search = _search(context, rule, given, observed)
-    effect, rounding, where = 0.0, 0.0, observed.scripts[0]
-    for scene, (start, grads, lrs, hyper), allowed in zip(observed.scripts, search.scenes, observed.tolerances, strict=True):
+    effect, rounding = 0.0, 0.0
+    for (start, grads, lrs, hyper), allowed in zip(search.scenes, observed.tolerances, strict=True):
         theirs = walk(laws, start, grads, lrs, hyper)
         size = float(np.abs(theirs - start).max()) or 1.0
         gap = float(np.abs(walk(alone, start, grads, lrs, hyper) - theirs).max()) / size
         if np.isfinite(gap) and gap > effect:
-            effect, rounding, where = gap, allowed / size, scene
+            effect, rounding = gap, allowed / size
     text = f"{_phrase(form, name)}; {rule.name} has {_phrase(laws, name)}."
     text = text[0].upper() + text[1:]
     if other is not None:
