@@ -160,6 +160,8 @@ def scene(subject: Subject, cast: Sequence[Actor], hyper: Mapping[str, Any], ste
         for i, actor in enumerate(cast)
     )
     keywords = ", ".join(f"{key!r}: {value!r}" for key, value in subject.arguments(hyper).items())
+    dense = all(actor.layout == "contiguous" for actor in cast)
+    copy = "grad.clone()" if dense else "torch.empty_strided(grad.shape, param.stride(), dtype=grad.dtype).copy_(grad)"
     prints = "\n".join(f"print(walk({call}))" for call in calls)
     return program(
         subject,
@@ -178,7 +180,7 @@ def walk(given, grads, **options):
     held = [param for group in optimizer.param_groups for param in group["params"]]
     for now in grads:
         for param, grad in zip(held, now):
-            param.grad = None if grad is None else grad.clone()
+            param.grad = None if grad is None else {copy}
         optimizer.step()
     return held[-1].detach()
 

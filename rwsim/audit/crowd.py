@@ -1,12 +1,12 @@
 """The crowd: every kind of parameter that a real model may hold, together in one optimizer, for the probe of paths."""
 
 from collections.abc import Collection
-from functools import cache
+from functools import cache, partial
 
 import torch
 
 from rwsim.audit.cast import REFUSALS, Actor, Layout
-from rwsim.audit.finding import FAULT, NOTE, Finding
+from rwsim.audit.finding import FAULT, NOTE, Finding, Kind
 from rwsim.audit.stage import Stage
 from rwsim.audit.subject import SubjectError
 
@@ -76,7 +76,7 @@ class Crowd:
                 self.stage.say("dtype-changed", FAULT, "medium", f"step() changes the dtype of a {actor.name} to {dtype}")
         if not self.stage.ask(self._alone):
             for name in ("transposed view", "strided view", "0-d tensor"):
-                self.stage.ask(lambda draw, name=name: self._plain(draw, name))
+                self.stage.ask(partial(self._plain, name))
 
     def _alone(self, draw: int) -> Finding | None:
         cast = [actor for actor in self.cast(draw) if actor.name in ("matrix", "vector")]
@@ -85,7 +85,7 @@ class Crowd:
         if gap is None:
             return None
         # Without a law it may be meant: a norm over all parameters, say.
-        kind = FAULT if self.stage.context.law is not None else NOTE
+        kind: Kind = FAULT if self.stage.context.law is not None else NOTE
         text = f"a {gap.actor.name} goes elsewhere beside other parameters than alone in an optimizer{gap.words}"
         others = [actor for actor in self.cast(draw) if actor is not gap.actor]
         calls = "params(), grads", "params()[-1:], [now[-1:] for now in grads]"
@@ -93,7 +93,7 @@ class Crowd:
             "parameters-interact", kind, "high", text, gap, self.stage.snippet([*others, gap.actor], gap.first, *calls)
         )
 
-    def _plain(self, draw: int, name: str) -> Finding | None:
+    def _plain(self, name: str, draw: int) -> Finding | None:
         """A view beside its contiguous copy, a 0-d tensor beside a tensor of one element."""
         found = self.find(name, draw)
         if found is None:

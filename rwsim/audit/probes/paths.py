@@ -14,6 +14,7 @@ turn on rounding, in two draws at once it practically never does.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -44,6 +45,7 @@ SWITCHES: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )  # fmt: skip
 # Those whose True compiles: only when asked for.
 COMPILING = frozenset({"compile_step", "compile", "compiled", "torch_compile"})
+_GPU = frozenset({"triton", "use_triton"})
 # Those that may hold scalars, a step count or a bias correction, in float32 tensors whatever the parameters are (torch's do).
 _SINGLE = COMPILING | {"capturable", "differentiable", "triton", "use_triton"}
 # Options of the rule that an implementation may forget.
@@ -69,7 +71,10 @@ def _switches(stage: Stage, crowd: Crowd) -> None:
     compiled = bool(getattr(stage.context, "compiled", False))
     for switch in SWITCHES:
         for value in SWITCHES[switch] if switch in stage.context.subject.keywords else ():
-            if switch in COMPILING and value and not compiled:
+            if switch in _GPU and value:
+                # Triton's interpreter would run it on the CPU, which says nothing about the GPU.
+                stage.skip(f"{switch}={value}", "it needs a GPU, and the audit's parameters are on the CPU")
+            elif switch in COMPILING and value and not compiled:
                 stage.skip(f"{switch}={value}", "it compiles, and that was not asked for")
             else:
                 _switch(stage, crowd, f"{switch}={value}", switch, {switch: value})
@@ -84,17 +89,17 @@ def _switch(stage: Stage, crowd: Crowd, name: str, code: str, how: dict[str, Any
     taken = _taken(stage, crowd, name, code, how)
     if not taken:
         return
-    found = stage.ask(lambda draw: _parity(stage, crowd, draw, name, code, taken, {}, how))
+    found = stage.ask(partial(_parity, stage, crowd, name, code, taken, {}, how))
     if found and (excused := {actor for actor in taken if _torch_too(stage, crowd, actor, how)}):
         # What torch's own path does with these is worth a note; the others are looked at without them.
         stage.result.findings.pop()
-        stage.ask(lambda draw: _parity(stage, crowd, draw, name, code, taken - excused, {}, how))
-        stage.ask(lambda draw: _parity(stage, crowd, draw, name, code, excused, {}, how, NOTE))
+        stage.ask(partial(_parity, stage, crowd, name, code, taken - excused, {}, how))
+        stage.ask(partial(_parity, stage, crowd, name, code, excused, {}, how, kind=NOTE))
         return
     for flag in _FLAGS if not found else ():
         # An option of the rule may be forgotten on one path alone.
         if flag in stage.context.subject.keywords and flag not in stage.context.subject.settings:
-            stage.ask(lambda draw, flag=flag: _parity(stage, crowd, draw, name, code, {"matrix"}, {flag: True}, how))
+            stage.ask(partial(_parity, stage, crowd, name, code, {"matrix"}, {flag: True}, how))
 
 
 def _taken(stage: Stage, crowd: Crowd, name: str, code: str, how: dict[str, Any]) -> set[str]:
@@ -115,7 +120,7 @@ def _taken(stage: Stage, crowd: Crowd, name: str, code: str, how: dict[str, Any]
             if isinstance(error.error, REFUSALS):
                 stage.skip(label, error)
             else:
-                kind = NOTE if _torch_too(stage, crowd, actor.name, how) else FAULT
+                kind: Kind = NOTE if _torch_too(stage, crowd, actor.name, how) else FAULT
                 text = f"{label}, where the default path is fine: {error}{_AS_TORCH if kind == NOTE else ''}"
                 snippet = stage.snippet([plain, actor], 6, "params(), grads", f"params(), grads{options(how)}")
                 stage.say(f"{code}-crash", kind, "medium" if kind == FAULT else "low", text, snippet=snippet)
@@ -148,8 +153,8 @@ def _rounding(how: Mapping[str, Any]) -> torch.dtype | None:
 
 
 def _parity(
-    stage: Stage, crowd: Crowd, draw: int, name: str, code: str, names: set[str], flags: dict[str, Any], how: dict[str, Any],
-    kind: Kind = FAULT,
+    stage: Stage, crowd: Crowd, name: str, code: str, names: set[str], flags: dict[str, Any], how: dict[str, Any],
+    draw: int, kind: Kind = FAULT,
 ) -> Finding | None:  # fmt: skip
     cast = [actor for actor in crowd.cast(draw) if actor.name in names]
     if flags:
@@ -193,7 +198,8 @@ def _forgotten(stage: Stage, gap: Gap, flags: dict[str, Any]) -> str:
 def _mixed(stage: Stage) -> None:
     """Parameters of several dtypes in one optimizer, on every batched path; each goes where it goes alone."""
     batched = [switch for switch in ("foreach", "fused", "multi_tensor") if switch in stage.context.subject.keywords]
-    for name, how in [("default path", {}), *((f"{switch}=True", {switch: True}) for switch in batched)]:
+    paths_taken: list[tuple[str, dict[str, Any]]] = [("default path", {}), *((f"{switch}=True", {switch: True}) for switch in batched)]
+    for name, how in paths_taken:
         cast, alone = [], []
         for label, dtype in _DTYPES.items():
             actor = stage.actor(label, 0, (3, 4), 8, dtype)
@@ -248,7 +254,7 @@ def _groups(stage: Stage) -> None:
             continue
         other = _other(word, given[key])
         try:
-            stage.ask(lambda draw, word=word, key=key, other=other: _group(stage, draw, word, key, other))
+            stage.ask(partial(_group, stage, word, key, other))
         except SubjectError as error:
             if not isinstance(error.error, (*REFUSALS, TypeError)):
                 raise
@@ -263,9 +269,10 @@ def _other(word: str, value: Any) -> Any:
 
 
 def _pair(
-    stage: Stage, draw: int, key: str, other: Any, quiet: bool = False, **extra: Any
+    stage: Stage, draw: int, key: str, other: Any, quiet: bool = False, without: str = ""
 ) -> tuple[list[Actor], list[torch.Tensor], list[torch.Tensor]]:
-    """Two groups of which the second has another value; where they go, and where two optimizers go."""
+    """Two groups of which the second has another value; where they go, and where two optimizers go. `without` is set to zero."""
+    extra: dict[str, Any] = {without: 0.0} if without else {}
     cast = [stage.actor(name, draw, (2, 3), 20) for name in ("first group", "second group")]
     grads = [[torch.zeros_like(actor.start)] * 20 if quiet else actor.grads for actor in cast]
     cast = [Actor(cast[0].name, cast[0].start, grads[0]), Actor(cast[1].name, cast[1].start, grads[1], options={key: other})]
@@ -273,7 +280,7 @@ def _pair(
     return cast, stage.play(cast, form="groups", **extra).paths, alone
 
 
-def _group(stage: Stage, draw: int, word: str, key: str, other: Any) -> Finding | None:
+def _group(stage: Stage, word: str, key: str, other: Any, draw: int) -> Finding | None:
     cast, together, alone = _pair(stage, draw, key, other)
     gap = stage.worst(cast, together, alone, f"groups, {key}")
     if gap is None:
@@ -283,7 +290,7 @@ def _group(stage: Stage, draw: int, word: str, key: str, other: Any) -> Finding 
     if second and stage.worst(cast[1:], [gap.mine], stage.play(cast[1:]).paths) is None:
         more = f"; it is stepped with the constructor's {key}"
     elif second and word == "lr" and isinstance(decay := stage.context.subject.spelling("weight_decay"), str):
-        if stage.worst(*_pair(stage, draw, key, other, **{decay: 0.0})) is None:
+        if stage.worst(*_pair(stage, draw, key, other, without=decay)) is None:
             quiet, mine, theirs = _pair(stage, draw, key, other, quiet=True)
             start = quiet[1].start.double()
             ratio = float((start - mine[1][0]).abs().sum() / (start - theirs[1][0]).abs().sum())
@@ -293,10 +300,8 @@ def _group(stage: Stage, draw: int, word: str, key: str, other: Any) -> Finding 
             )
     text = f"two groups that differ in {key} are not two optimizers: the {gap.actor.name} goes elsewhere{gap.words}{more}"
     shown = [*(actor for actor in cast if actor is not gap.actor), gap.actor]
-    values = {True: (f"[{{'params': param, {key!r}: {other!r}}} for param in params()[-1:]], [now[-1:] for now in grads]",
-                     f"params()[-1:], [now[-1:] for now in grads]{options({key: other})}")}.get(
-        second, (f"[{{'params': params()[0], {key!r}: {other!r}}}, {{'params': params()[1]}}], grads",
-                 "params()[-1:], [now[-1:] for now in grads]"))  # fmt: skip
+    first, last = (f"{{'params': params()[{i}]{f', {key!r}: {other!r}' if (i == 1) == second else ''}}}" for i in (0, 1))
+    values = f"[{first}, {last}], grads", f"params()[-1:], [now[-1:] for now in grads]{options({key: other} if second else {})}"
     return stage.finding(code, FAULT, "high", text, gap, stage.snippet(shown, gap.first, *values))
 
 

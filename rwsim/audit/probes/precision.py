@@ -21,7 +21,7 @@ from torch import Tensor
 
 from rwsim.audit.cast import Actor
 from rwsim.audit.context import Context, Result
-from rwsim.audit.finding import FAULT, NOTE, Finding
+from rwsim.audit.finding import FAULT, NOTE, Finding, Kind
 from rwsim.audit.script import Maker, tolerance
 from rwsim.audit.stage import Gap, Stage, options
 from rwsim.audit.subject import SubjectError
@@ -87,7 +87,7 @@ def _drift(stage: Stage, name: str) -> None:
         return
     actor = _steady(stage, 0, _LOW[name])
     try:
-        dtype = stage.play([actor]).dtypes[0]
+        dtype = stage.play([actor], _own_betas(stage)).dtypes[0]
     except SubjectError as error:
         stage.skip(f"{name} over float32", error)
         return
@@ -97,9 +97,15 @@ def _drift(stage: Stage, name: str) -> None:
     stage.ask(lambda draw: _drifts(stage, draw, name))
 
 
+def _own_betas(stage: Stage) -> dict[str, Any]:
+    """Hyperparameters with the class's own betas: 0.999 rounds to one in bfloat16, which must not matter."""
+    return {word: value for word, value in stage.context.hyper.items() if word != "betas"}
+
+
 def _drifts(stage: Stage, draw: int, name: str) -> Finding | None:
     actor = _steady(stage, draw, _LOW[name])
-    path, right = stage.play([actor]).paths[0], stage.play([_like(actor, torch.float32)]).paths[0]
+    hyper = _own_betas(stage)
+    path, right = (stage.play([one], hyper).paths[0] for one in (actor, _like(actor, torch.float32)))
     allowed = _allowed(actor.start.double(), right, _LOW[name])
     share = ((path - right).abs() / allowed).nan_to_num(nan=float("inf"))
     largest = float(share.max())
@@ -113,7 +119,7 @@ def _drifts(stage: Stage, draw: int, name: str) -> Finding | None:
     mine, theirs = path[:, row, dim : dim + 1], right[:, row, dim : dim + 1]
     gap = Gap(one, mine, theirs, float((mine - theirs).abs().max()), float(allowed[first, row, dim]))
     text = f"a {name} parameter leaves its own float32 trajectory by more than rounding explains{gap.words}"
-    return stage.finding(f"{name}-drift", FAULT, "high", text, gap, stage.snippet([one], first + 1, "params(), grads", _WIDE))
+    return stage.finding(f"{name}-drift", FAULT, "high", text, gap, stage.snippet([one], first + 1, "params(), grads", _WIDE, hyper=hyper))
 
 
 def _stagnation(stage: Stage) -> None:
@@ -206,7 +212,7 @@ def _finite(stage: Stage) -> None:
                 text = f"{label} ({str(dtype).removeprefix('torch.')}) give weights that are not finite after step {first}"
                 text += "; eps was set to zero" if unsafe else "; eps underflows in float16, in torch.optim's as well" if half else ""
                 snippet = stage.snippet([actor], first, "params(), grads", hyper=given)
-                kind = NOTE if unsafe or half else FAULT
+                kind: Kind = NOTE if unsafe or half else FAULT
                 stage.say(f"{'float16-' if half else ''}{code}-nan", kind, "high" if kind == FAULT else "low", text, snippet=snippet)
 
 
