@@ -246,14 +246,18 @@ class TinyNorm(Adam):
 
 
 class BetaRounds(Adam):
-    """Betas kept in the parameter's dtype: in bfloat16 0.999 is one."""
+    """The second moment's beta is kept in the parameter's dtype, where 0.999 may be one; its correction is not."""
 
     def update(self, param, grad, state, group):
-        betas = tuple(float(torch.tensor(beta, dtype=param.dtype)) for beta in group["betas"])
-        # As a correction in tensors would: a division by zero gives an infinity.
-        if betas[1] == 1.0:
-            betas = (betas[0], 1 - 1e-12)
-        super().update(param, grad, state, {**group, "betas": betas})
+        beta = float(torch.tensor(group["betas"][1], dtype=param.dtype))
+        state.setdefault("v", torch.zeros_like(param)).mul_(beta).addcmul_(grad, grad, value=1 - beta)
+        kept = state["v"].clone()
+        self.kept = kept
+        super().update(param, grad, state, group)
+        state["v"].copy_(kept)
+
+    def ratio(self, m, v, eps):
+        return super().ratio(m, v * 0 + self.kept, eps)
 
 
 class ClippedState(Plain):
