@@ -13,7 +13,7 @@ import torch
 
 from rwsim.audit.context import Context, Result
 from rwsim.audit.diagnose import diagnose
-from rwsim.audit.finding import FAULT, NOTE, Finding, Outcome, Report, ordered
+from rwsim.audit.finding import FAULT, NOTE, Finding, Outcome, Report, Status, ordered
 from rwsim.audit.isolation import Death, Message, run
 from rwsim.audit.probes import PROBES
 from rwsim.audit.subject import Subject, SubjectError, load
@@ -189,7 +189,7 @@ def _scenes(context: Context, chosen: Sequence[str]) -> tuple[list[Finding], lis
 def _probe(context: Context, probe: str) -> tuple[list[Finding], list[Outcome], str]:
     result: Result = PROBES[probe].run(context)
     departed = any(finding.kind != NOTE for finding in result.findings)
-    status = "not applicable" if result.reason else "departed" if departed else "held"
+    status: Status = "not applicable" if result.reason else "departed" if departed else "held"
     return result.findings, [Outcome(probe, status, result.reason, measured=result.measured)], ""
 
 

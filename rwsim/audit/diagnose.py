@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rwsim.audit import fit
 from rwsim.audit.context import Context
-from rwsim.audit.finding import CONVENTION, FAULT, NOTE, Finding, Kind, Outcome, Severity
+from rwsim.audit.finding import CONVENTION, FAULT, NOTE, Finding, Kind, Outcome, Severity, Status
 from rwsim.audit.forms import LISTS, Form, walk
 from rwsim.audit.identify import Observed, Search, defaults, law_form, nearest_rule, rule_paths
 from rwsim.audit.script import Maker, Script
@@ -102,7 +102,7 @@ def diagnose(context: Context, probes: Mapping[str, Any]) -> Diagnosis:
         measured = {scene.name: "agrees" if error <= 1 else "departs" for scene, error in mine}
         measured |= {scene.name: f"refused: {refused[scene.name]}" for scene in scenes if scene.probe == name and scene.name in refused}
         departed = any(name in finding.probes for finding in findings if finding.kind != NOTE)
-        status = "departed" if departed else "held" if mine else "not applicable"
+        status: Status = "departed" if departed else "held" if mine else "not applicable"
         outcomes.append(Outcome(name, status, "" if mine else "the constructor refuses every scene", measured=measured))
     return Diagnosis(rule, identity, exact, tuple(findings), tuple(outcomes))
 

@@ -44,9 +44,6 @@ class Observed:
             found.append(gap / allowed if np.isfinite(gap) else float("inf"))
         return found
 
-    def only(self, indices: Sequence[int]) -> "Observed":
-        return Observed(*([values[i] for i in indices] for values in (self.scripts, self.paths, self.tolerances)))
-
 
 def rule_paths(rule: type[UpdateRule], scripts: Sequence[Script], given: Mapping[str, Any]) -> list[Tensor]:
     """Where a law goes in every script."""
