@@ -41,12 +41,12 @@ ZOO: Mapping[str, tuple[Entry, ...]] = {
     ),
     "torch-optimi": (
         Entry("optimi:SGD", "sgdm"), Entry("optimi:SGD", "sgdw", {"decouple_wd": True}), Entry("optimi:Adam", "adam_l2"),
-        Entry("optimi:AdamW", "adamw"), Entry("optimi:AdamW", "adamc", {"decouple_lr": True}), Entry("optimi:Lion", "lion"),
+        Entry("optimi:AdamW", "adamw"), Entry("optimi:AdamW", "adamw_independent", {"decouple_lr": True}), Entry("optimi:Lion", "lion"),
     ),
     "pytorch_optimizer": (
         Entry("pytorch_optimizer:SGD", "sgdm"), Entry("pytorch_optimizer:SGDW", "sgdw"), Entry("pytorch_optimizer:SignSGD", "signum"),
         Entry("pytorch_optimizer:Adam", "adam_l2"), Entry("pytorch_optimizer:AdamW", "adamw"), Entry("pytorch_optimizer:Lion", "lion"),
-        Entry("pytorch_optimizer:AdEMAMix", "ademamix"),
+        Entry("pytorch_optimizer:AdEMAMix", "ademamix", {"weight_decouple": True}),
     ),
     "lion-pytorch": (Entry("lion_pytorch:Lion", "lion"),),
     "heavyball": (Entry("heavyball:AdamW", "adamw"), Entry("heavyball:SGD", "sgdm"), Entry("heavyball:NAdam", "nadamw")),

@@ -25,7 +25,7 @@ from rwsim.optimizers.rule import UpdateRule
 # Constants that optimizers add to the root where their constructor has no word for it.
 _HIDDEN_EPS = (0.0, 1e-8, 1e-6, 1e-7, 1e-10, 1e-12, 1e-15, 1e-16)
 # Documented choices in which good implementations differ, and what torch.optim itself does; all other differences are faults.
-_CONVENTIONS = {("decay", "decoupled"), ("decay", "gradient"), ("rate", "alone"), ("rate", "max lr"), ("rate", "over first lr"), *(
+_CONVENTIONS = {("decay", "decoupled"), ("decay", "gradient"), ("rate", "alone"), ("rate", "max lr"), ("rate", "over max lr"), *(
     ("eps", choice) for choice in ("outside", "hat", "under", "under squared", "floor under")
 )}  # fmt: skip
 # A floor of the root is eps added to it within a factor of two, and equal to it away from eps.

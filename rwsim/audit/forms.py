@@ -111,6 +111,7 @@ RATE = {
     "lr": "decay multiplied by lr",
     "alone": "decay not multiplied by lr (independent decay)",
     "max lr": "decay multiplied by lr^2 over the largest lr (corrected decay, AdamC)",
+    "over max lr": "decay by weight_decay times lr over the largest lr (fully decoupled: it follows the schedule only)",
     "first lr": "decay by the constructor's lr: it does not follow the group's",
     "over first lr": "decay divided by the constructor's lr: lr-independent only at that lr",
     "lr squared": "decay multiplied by lr twice",
@@ -191,6 +192,8 @@ def _rate(form: Form, lr: np.ndarray, first: np.ndarray, top: np.ndarray, wd: An
             rate = wd
         case "max lr":
             rate = wd * lr * lr / top
+        case "over max lr":
+            rate = wd * lr / top
         case "first lr":
             rate = wd * first
         case "over first lr":
