@@ -208,7 +208,7 @@ def _sign(s: _System) -> Full:
     older = kernel[1:] ** 2 / correlation[0]
     rest_error = 0.06 * _second(concentration, 0.03) + 0.13 * s.lengths.variance * float(older @ older)
     norm_error = 6e-5 + 0.52 * outlasted * correlated + rest_error
-    rotation_error = 5e-5 + outlasted * (0.5 * correlated + 0.06) + rest_error
+    rotation_error = 5e-5 + outlasted * (0.47 * correlated + 0.06) + rest_error
     angle = 2 * math.asin(math.sqrt(chord_sq) / 2) * shift
     return Full(norm_sq * ones, angle * ones, exact.update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
 
@@ -353,7 +353,7 @@ def _rational(s: _System) -> Full:
         decaying = s.lengths.variance * (1 - keep) * math.sqrt(float(energy @ energy))
         if divided:
             norm_error = 6e-5 + 0.1 * followed + 0.012 * (few - followed) + 0.07 * mixed + 0.25 * both
-            rotation_error = 7e-5 + 0.13 * followed + 0.018 * (few - followed) + 0.22 * mixed + 0.125 * both
+            rotation_error = 8e-5 + 0.13 * followed + 0.018 * (few - followed) + 0.22 * mixed + 0.125 * both
         else:
             norm_error = 5e-5 + 0.003 * few + 0.02 * mixed + 0.0008 * slow + 0.16 * pushed
             rotation_error = 4e-5 + 0.01 * few + 0.007 * mixed + 0.072 * pushed + 0.045 * both + 0.055 * decaying
