@@ -1,16 +1,13 @@
 """P6: faulty optimizers walk to the wrong place, or depart from the law late; sound ones do not."""
 
-import math
-
 import pytest
 import torch
 
 from rwsim.audit.context import Context, Result
-from rwsim.audit.finding import CONVENTION, FAULT, NOTE
+from rwsim.audit.finding import CONVENTION, FAULT
 from rwsim.audit.probes import equilibrium
-from rwsim.audit.signatures import signatures
 from rwsim.audit.subject import Subject
-from rwsim.optimizers import RULES, UpdateRule
+from rwsim.optimizers import RULES
 
 SEED = 0
 
@@ -31,8 +28,6 @@ def ratios(result: Result) -> tuple[float, float]:
 
 class Plain(torch.optim.Optimizer):
     """An optimizer as people write them: `change` holds its slip."""
-
-    defaults_of: dict = {}
 
     def __init__(self, params, lr=1e-3, weight_decay=0.0, **rest):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, **rest})
@@ -180,9 +175,137 @@ def test_rejects_signatures(base, slip, law, norm, rotation, likeness):
     finding = only(result)
     assert finding.code == "equilibrium-differs" and finding.severity == "high"
     assert finding.kind == (CONVENTION if slip in ("coupled", "decoupled") else FAULT)
-    print(slip, ratios(result), finding.text)
     assert abs(finding.effect) > finding.error
     assert result.measured["first_departure"] <= 2
     if norm:
         assert ratios(result) == pytest.approx((norm, rotation), rel=0.08)
     assert result.measured["resembles"] == likeness
+
+
+def test_rejects_a_law_wrong_by_five_percent():
+    """A decay of 1.11 times: the norm is 5 % smaller, and every step departs."""
+    result = audit(slipped(AdamW, "decay 5 %"), "adamw")
+    finding = only(result)
+    assert finding.code == "equilibrium-differs"
+    assert ratios(result)[0] == pytest.approx(1.11**-0.5, abs=0.005)
+    assert "weight decay is multiplied by 1.11" in finding.text
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """A walk too short for its equilibrium: the law beside it is all that is looked at."""
+    monkeypatch.setattr(equilibrium, "STEPS", 256)
+    monkeypatch.setattr(equilibrium, "NEURONS", 4)
+
+
+LATE = [
+    (AdamW, "reset", "adamw", "exp_avg is reset to zero"),
+    (AdamW, "reset all", "adamw", "exp_avg and exp_avg_sq are reset to zero, and the step count starts again"),
+    (AdamW, "no decay", "adamw", "weight decay is left out"),
+    (AdamW, "decay twice", "adamw", "weight decay is applied twice"),
+    (AdamW, "decay x10", "adamw", "weight decay is multiplied by 10"),
+    (AdamW, "nesterov", "adamw", ""),
+    (SGD, "reset", "sgdm", "momentum_buffer is reset to zero"),
+    (SGD, "no decay", "sgdm", "weight decay is left out"),
+    (Lion, "swapped", "lion", ""),
+]
+
+
+@pytest.mark.parametrize(("base", "slip", "law", "cause"), LATE, ids=[f"{law}-{slip}" for _, slip, law, _ in LATE])
+@pytest.mark.usefixtures("short")
+def test_names_late_faults_with_their_step(base, slip, law, cause):
+    finding = only(audit(slipped(base, slip, since=200), law))
+    assert finding.code == "steps-depart-later" and finding.kind == FAULT
+    assert "until step 199. At step 200 it departs" in finding.text
+    assert cause in finding.text
+
+
+@pytest.mark.usefixtures("short")
+def test_names_a_warmup_hidden_in_the_class():
+    finding = only(audit(slipped(AdamW, "warmup"), "adamw"))
+    assert finding.code == "steps-depart" and "the whole step is multiplied by 0.002" in finding.text
+
+
+def test_a_fault_from_the_middle_of_the_walk_on():
+    """Decay cut at step 1000: the step is named, and the equilibrium says what it does."""
+    finding = only(audit(slipped(AdamW, "no decay", since=1000), "adamw"))
+    assert finding.code == "steps-depart-later" and finding.severity == "high"
+    assert "until step 999" in finding.text and "norm 2" in finding.text
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("since", [1, 77])
+def test_names_the_step_of_an_exception(since):
+    class Raises(AdamW):
+        def move(self, p, grad, state, group):
+            if state["step"] == since:
+                raise ZeroDivisionError("no more")
+            super().move(p, grad, state, group)
+
+    finding = only(audit(Raises, "adamw"))
+    assert finding.code == "raises-in-walk" and finding.kind == FAULT
+    assert f"step() raises ZeroDivisionError: no more at step {since} of" in finding.text
+
+
+@pytest.mark.usefixtures("short")
+def test_names_the_step_of_a_nan():
+    class Breaks(SGD):
+        def move(self, p, grad, state, group):
+            super().move(p, grad, state, group)
+            if state["step"] == 33:
+                p[1, 2] = float("nan")
+
+    finding = only(audit(Breaks, "sgdm"))
+    assert finding.code == "not-finite-in-walk" and "at step 33 of" in finding.text
+
+
+@pytest.mark.usefixtures("short")
+def test_without_weight_decay_the_steps_are_compared_all_the_same():
+    result = audit(AdamW, "adamw", weight_decay=0.0)
+    assert not result.findings and "no equilibrium" in result.reason
+    assert result.measured["steps_departing"] == 0
+    assert only(audit(slipped(AdamW, "reset", since=100), "adamw", weight_decay=0.0)).code == "steps-depart-later"
+
+
+def test_pinned_hyperparameters_are_walked_as_they_are(monkeypatch):
+    monkeypatch.setattr(equilibrium, "NEURONS", 4)
+    monkeypatch.setattr(equilibrium, "STEPS", 64)
+    result = audit(AdamW, "adamw", lr=1e-3, weight_decay=0.1, betas=(0.9, 0.999))
+    assert {"lr": 1e-3, "weight_decay": 0.1, "betas": (0.9, 0.999)}.items() <= result.measured["hyper"].items()
+    assert "equilibrium takes longer" in result.reason
+
+
+@pytest.mark.usefixtures("short")
+def test_repeats_bitwise():
+    one, two, other = (audit(Lion, "lion", seed).measured for seed in (0, 0, 1))
+    assert one == two and one != other
+
+
+def test_no_law_is_no_probe():
+    assert equilibrium.run(Context(Subject(AdamW, "AdamW"), None, 0)).reason
+
+
+@pytest.mark.usefixtures("short")
+@pytest.mark.parametrize("law", sorted(set(RULES) - {"ademamix"}))
+def test_a_law_is_its_own_shadow(law):
+    """Every rule, driven in float32 as an optimizer: rounding stays far below what is allowed."""
+    rule = RULES[law]
+
+    class Own(Plain):
+        def __init__(self, params, **hyper):
+            super().__init__(params, **hyper)
+
+        def move(self, p, grad, state, group):
+            values = rule(**{key: group[key] for key in rule.hyper}).values
+            held = {name: state.get(name, torch.zeros_like(p)) for name in rule.state}
+            new = rule.update(grad, type(values)(param=p.clone(), step=state["step"], **held), values, torch)
+            p.copy_(new.pop("param"))
+            state.update(new)
+
+    parameters = ", ".join(f"{key}={default!r}" for key, default in rule.hyper.items() if default is not ...)
+    make = eval(
+        f"lambda params, lr, weight_decay, {parameters or '_=0'}: own(params, {', '.join(f'{k}={k}' for k in rule.hyper)})", {"own": Own}
+    )
+    result = audit(make, law)
+    assert not result.findings
+    assert result.measured["rounding_share"] < 0.3

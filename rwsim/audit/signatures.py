@@ -79,7 +79,7 @@ def _slips(rule: UpdateRule) -> Iterator[tuple[str, Kind, UpdateRule]]:
         yield words, FAULT, changed(weight_decay=factor * values["weight_decay"])
     yield "the learning rate were doubled", FAULT, changed(lr=2 * values["lr"])
     yield "the learning rate were halved", FAULT, changed(lr=values["lr"] / 2)
-    if "momentum" in values and values["momentum"]:
+    if values.get("momentum"):
         yield "there were no momentum", FAULT, changed(momentum=0.0)
     if "betas" in values:
         one, two, *rest = values["betas"]

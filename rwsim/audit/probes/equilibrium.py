@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from rwsim.audit.context import Context, Result
-from rwsim.audit.finding import CONVENTION, FAULT, NOTE, Finding
+from rwsim.audit.finding import FAULT, NOTE, Finding, Kind, Severity
 from rwsim.audit.shadow import Departure, Shadow
 from rwsim.audit.signatures import PATH_ERROR, Signature, signatures
 from rwsim.audit.subject import SubjectError
@@ -146,19 +146,20 @@ def run(context: Context) -> Result:
         limit = measured["smallest_effect"]
         findings.append(_departed(law, shadow.first, shadow, f" In equilibrium nothing of it is seen beyond {limit:.1%}."))
         return Result(findings, measured)
-    likeness, kind = "", FAULT
+    likeness = ""
+    kind: Kind = FAULT
     if shadow.first.step <= SCRIPTED:
         known = signatures(setting.rule, setting.gradients, STEPS, burn_in, float(start_sq))
         likeness, kind, measured["resembles"] = _likeness(found, known)
     said = f"its {said} what {law.name} predicts{likeness}."
     name, worst = max(off.items(), key=lambda item: abs(math.log(item[1]["ratio"])))
-    effect, error = worst["ratio"] - 1, worst["smallest_effect"]
+    effect, unsure = worst["ratio"] - 1, worst["smallest_effect"]
     measured["largest"] = name
     if shadow.first.step > SCRIPTED:
-        findings.append(_departed(law, shadow.first, shadow, f" Over the walk {said}", effect, error))
+        findings.append(_departed(law, shadow.first, shadow, f" Over the walk {said}", effect, unsure))
     else:
         text = f"In equilibrium {said} It departs at step {shadow.first.step}{_because(shadow.first)}."
-        findings.append(Finding("equilibrium-differs", kind, "high", text, ("P6",), effect, error))
+        findings.append(Finding("equilibrium-differs", kind, "high", text, ("P6",), effect, unsure))
     return Result(findings, measured)
 
 
@@ -300,7 +301,7 @@ def compare(walk: Walk, full: Full, burn_in: int) -> dict[str, dict[str, float]]
     return found
 
 
-def _likeness(found: Mapping[str, Mapping[str, float]], known: list[Signature]) -> tuple[str, Any, str]:
+def _likeness(found: Mapping[str, Mapping[str, float]], known: list[Signature]) -> tuple[str, Kind, str]:
     """Which slip it looks like, in words; of what kind; and the nearest by name."""
     norm, rotation = (found[name]["ratio"] for name in ("norm", "rotation"))
     if not known or not (norm > 0 and rotation > 0):
@@ -314,7 +315,7 @@ def _likeness(found: Mapping[str, Mapping[str, float]], known: list[Signature]) 
         return f", like no slip that is known (nearest, as if {best.words}: {expected})", FAULT, ""
     others = [s.words for s in near[1:3] if s.distance(norm, rotation) <= allowed]
     also = f"; it might also be as if {' or '.join(others)}" if others else ""
-    return f", as if {best.words} ({expected}{also})", CONVENTION if best.kind == CONVENTION else FAULT, best.words
+    return f", as if {best.words} ({expected}{also})", best.kind, best.words
 
 
 def _because(departure: Departure) -> str:
@@ -329,8 +330,9 @@ def _departed(
     often = f"{shadow.count} of {STEPS} steps depart, the last at {shadow.last}"
     text = f"{text}. At step {first.step} it departs{_because(first)}; {often}.{more}"
     small = effect is None and first.size < MARGIN
-    severity = "high" if effect is not None else "low" if small else "medium"
-    return Finding("steps-depart-later" if late else "steps-depart", FAULT, severity, text, ("P6",), first.size if effect is None else effect, error)
+    severity: Severity = "high" if effect is not None else "low" if small else "medium"
+    code = "steps-depart-later" if late else "steps-depart"
+    return Finding(code, FAULT, severity, text, ("P6",), first.size if effect is None else effect, error)
 
 
 def _steps_of(shadow: Shadow, setting: Setting) -> dict[str, Any]:
@@ -345,5 +347,3 @@ def _steps_of(shadow: Shadow, setting: Setting) -> dict[str, Any]:
 
 def _shown(hyper: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in hyper.items())
-
-
