@@ -68,7 +68,10 @@ SCRIPTED = 24
 
 # For what the user did not choose. The walk then forgets its norm in 50 steps and its gradients in 33.
 _LR, _DECAY = 1e-2, 1e-2
-_USUAL: Mapping[str, Any] = {"lr": _LR, "momentum": 0.9, "betas": (0.9, 0.97), "eps": 1e-8}
+_USUAL: Mapping[str, Any] = {"lr": _LR, "momentum": 0.9, "betas": (0.9, 0.97), "eps": 1e-12}
+# At the first step Adam's root is |g|, of which some coordinate is a ten-thousandth of the usual one: with an eps of 1e-8 a floor and a
+# summand (good implementations have either) differ there by more than rounding. Where eps cannot be set it is most likely this.
+_BUILT_IN: Mapping[str, Any] = {"eps": 1e-8}
 # RMS of a gradient's coordinate at equilibrium.
 _GRADIENT = 0.16
 _ROUNDS = 20
@@ -178,7 +181,7 @@ def choose(context: Context, law: type[UpdateRule]) -> Setting:
         if isinstance(default, tuple) and key in _USUAL:
             usual = (*usual, *default[len(usual) :])
         # What the constructor does not take it has of its own: most likely what the law has.
-        values[key] = pinned.get(key, usual if key in context.words else default)
+        values[key] = pinned.get(key, usual if key in context.words else _BUILT_IN.get(key, default))
     if "max_lr" in law.hyper and "max_lr" not in pinned:
         values["max_lr"] = values["lr"] if "lr" in pinned else _LR
     free = "weight_decay" in context.words and "weight_decay" not in pinned
