@@ -147,14 +147,14 @@ def test_published_optimizers_pass(seed):
         assert not result.findings and not result.reason, (make, result.findings)
 
 
-# Norm and rotation over the law's: at leading order, as the audit cases list them; the walk's betas are shorter.
+# Norm and rotation over the law's as the audit cases list them, where they do not depend on hyperparameters and the gradient's scale.
 SLIPS = [
     (AdamW, "decay twice", "adamw", 0.71, 1.41, "weight decay were applied twice"),
-    (AdamW, "decay x10", "adamw", 0.32, 3.1, "weight decay were ten times as large"),
-    (AdamW, "nesterov", "adamw", 1.0, 1.16, ""),
+    (AdamW, "decay x10", "adamw", None, None, "weight decay were ten times as large"),
+    (AdamW, "nesterov", "adamw", 1.0, 1.16, "it were nadamw"),
     (AdamW, "cautious", "adamw", 1.11, 1.23, ""),
-    (AdamW, "cautious decay", "adamw", 1.5, 0.69, ""),
-    (AdamW, "coupled", "adamw", 0.41, 2.4, "it were adam_l2"),
+    (AdamW, "cautious decay", "adamw", None, None, ""),
+    (AdamW, "coupled", "adamw", None, None, "it were adam_l2"),
     (AdamW, "no decay", "adamw", None, None, "there were no weight decay"),
     (SGD, "nesterov", "sgdm", 1.0, 1.16, "it were nesterov"),
     (SGD, "dampening", "sgdm", 0.316, 0.316, ""),
