@@ -1,7 +1,7 @@
-"""What known slips do to the equilibrium: for each the path that theory expects of it, over the path of the law.
+"""What known slips do to the equilibrium: for each what theory expects of it, over what it expects of the law.
 
-Nothing is typed: a slip is a change of the law's hyperparameters, or another rule of `RULES` at the same ones, and
-`expected_path` says where it goes from the same start. A slip that never settles has a signature like any other.
+Nothing is typed: a slip is a change of the law's hyperparameters, or another rule of `RULES` at the same ones. Where it settles
+in time the full prediction says where, else `expected_path` how far it comes: a slip that never settles has a signature too.
 """
 
 import math
@@ -14,16 +14,20 @@ import numpy as np
 import torch
 
 from rwsim.audit.finding import CONVENTION, FAULT, Kind
-from rwsim.errors import RwsimError
+from rwsim.errors import NoEquilibrium, RwsimError
 from rwsim.optimizers import RULES, UpdateRule
-from rwsim.theory.equilibrium import settled
+from rwsim.theory import symbols as sym
+from rwsim.theory.equilibrium import numeric, predict_equilibrium, settled
 from rwsim.theory.noise import GradientLaw
+from rwsim.theory.rates import total_decay
 from rwsim.theory.schedule import expected_path
 
 # `expected_path` is within this of simulated ensembles (README: plan).
 PATH_ERROR = 0.01
 # Beside gradients of a tenth.
-NEGLIGIBLE_EPS = 1e-6
+_NEGLIGIBLE_EPS = 1e-6
+# What may be left of a start at the first step that counts, in ||w||^2, for a walk to be taken as settled.
+_SETTLED = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,12 +55,22 @@ def signatures(rule: UpdateRule, law: GradientLaw, steps: int, burn_in: int, sta
     """Signatures of what may be mistaken for `rule`, measured from `burn_in` to `steps`, from weights of second moment `start_sq`."""
 
     def means(one: UpdateRule) -> tuple[float, float]:
+        try:
+            prediction = predict_equilibrium(one, law)
+            root = 1.0 if prediction.normalizer is None else float(prediction.normalizer.mean())
+            rate = -float(numeric(type(one), (total_decay(type(one)),), (sym.normalizer,))(*sym.flat(one.values), root)[0])
+            # What has settled long before the steps that count needs no path.
+            if math.exp(-2 * rate * burn_in) < _SETTLED:
+                with np.errstate(all="ignore"):  # a decay of one a step leaves nothing
+                    return prediction.full.norm, prediction.full.rotation
+        except NoEquilibrium:
+            pass
         path = expected_path(one, law, steps, {}, start_sq)
         return math.sqrt(float(np.mean(path.norm[burn_in:] ** 2))), float(path.rotation[burn_in:].mean())
 
     found = []
     # Without eps all coordinates are alike, and a path takes a fifth of the time.
-    if 0 < getattr(rule.values, "eps", 0.0) < NEGLIGIBLE_EPS:
+    if 0 < getattr(rule.values, "eps", 0.0) < _NEGLIGIBLE_EPS:
         rule = type(rule)(**{**vars(rule.values), "eps": 0.0})
     try:
         norm, rotation = means(rule)
