@@ -54,6 +54,18 @@ class Context:
         return {word: value for word in ALIASES if (value := self.subject.pinned(word)) is not None}
 
     @cached_property
+    def own(self) -> Mapping[str, Any]:
+        """The constructor's own values of hyperparameters that the law does not know."""
+        found = {}
+        for word in ("eps", "momentum", "betas", "dampening", "nu"):
+            alias = self.subject.spelling(word)
+            if word not in self.words and isinstance(alias, str):
+                default = self.subject.keywords[alias].default
+                if isinstance(default, (int, float, tuple)) and not isinstance(default, bool):
+                    found[word] = default
+        return found
+
+    @cached_property
     def hyper(self) -> Mapping[str, Any]:
         """Hyperparameters for a few steps, rwsim's words: large enough that each one matters."""
         given = {**BASE, **self.pinned}

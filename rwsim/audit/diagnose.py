@@ -121,8 +121,9 @@ def _first_line(rule: type[UpdateRule]) -> str:
 def _against(context: Context, observed: Observed) -> tuple[type[UpdateRule], dict[str, Any]]:
     """The law (or the rule that misses least), and what it takes where the optimizer has no word."""
     best: tuple[int, type[UpdateRule], dict[str, Any]] | None = None
-    for eps in (None,) if "eps" in context.words else _HIDDEN_EPS:
-        given = {} if eps is None else {"eps": eps}
+    known = "eps" in context.words or "eps" in context.own
+    for eps in (None,) if known else _HIDDEN_EPS:
+        given = {**context.own, **({} if eps is None else {"eps": eps})}
         if context.law is None:
             rule, missed = nearest_rule(observed, given)
         else:
