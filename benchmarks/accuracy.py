@@ -5,7 +5,8 @@
 
 The design is a scrambled Latin hypercube with a fixed seed, 200 points an optimizer. `accuracy.csv` holds what was measured, so that
 predictions are judged without a GPU. The factors of the full prediction's error estimate were set on this design; `--seed 1` walks
-and judges another (`accuracy-1.csv`), which was in view too when Lion's factors and the threshold of `valid` were chosen.
+and judges another (`accuracy-1.csv`), which was in view too when Lion's factors and the threshold of `valid` were chosen; `--seed 2`
+(`accuracy-2.csv`) was walked after the last of these choices.
 """
 
 import argparse
