@@ -1,5 +1,6 @@
 """`rwsim.audit`: probes in a child process, and one report of what they found."""
 
+import importlib
 import inspect
 import platform
 import sys
@@ -14,7 +15,7 @@ import torch
 from rwsim import __version__
 from rwsim.audit.finding import FAULT, Finding, Outcome, Report, ordered
 from rwsim.audit.inside import SCENES, Work, has_scenes, probes_of
-from rwsim.audit.isolation import Death, Message, clean, run
+from rwsim.audit.isolation import Death, clean, run
 from rwsim.audit.probes import PROBES
 from rwsim.errors import AuditInterrupted, InvalidArgument
 from rwsim.optimizers import UpdateRule, find_rule
@@ -80,6 +81,8 @@ def audit(
         named = None if rule is None else rule.name
         return Report(name, named, identity, ordered(_merged(findings)), tuple(outcomes[probe] for probe in chosen), meta)
 
+    # torch's optimizers load it at their first step: seconds, that each child would spend anew.
+    importlib.import_module("torch._dynamo")
     try:
         with closing(run(work, tasks, seconds=seconds, memory=int(memory * 2**30))) as messages:
             for message in messages:

@@ -29,6 +29,8 @@ from rwsim.errors import Unavailable
 STORM, _FLOOD, _OUTPUT_LIMIT = 1 << 16, 32 << 20, 64 << 20
 # How often the parent looks whether the child lives and what it takes, in milliseconds; what it says is read at once.
 _GLANCE = 50
+# Longer than what a fatal signal writes: a traceback and the names of all extension modules.
+_TRACE = 1 << 16
 # On this signal a child says where it is.
 _ASK = signal.SIGUSR1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -195,7 +197,7 @@ class _Process:
     def printed(self) -> int:
         return os.fstat(self.log.fileno()).st_size
 
-    def tail(self, size: int = 4000) -> str:
+    def tail(self, size: int) -> str:
         end = self.printed()
         return os.pread(self.log.fileno(), size, max(end - size, 0)).decode(errors="replace")
 
@@ -292,7 +294,7 @@ def _watched(child: _Process, seconds: float, memory: int) -> Generator[Message,
     limit, most = time.monotonic() + allowed, memory + _pages(os.getpid())[1]
 
     def dead(code: str, how: str) -> Death:
-        return Death(task, code, how, _last_words(child.tail()), loaded)
+        return Death(task, code, how, _last_words(child.tail(_TRACE)), loaded)
 
     ending = False
     while True:
@@ -328,7 +330,7 @@ def _watched(child: _Process, seconds: float, memory: int) -> Generator[Message,
         if _pages(child.pid)[1] > most:
             return dead("memory", f"took more than {memory / 2**30:.3g} GiB of memory")
         if time.monotonic() > limit:
-            before = child.tail()
+            before = child.tail(_TRACE)
             return Death(task, "hang", f"did not end within {allowed:g} s{_held(child)}", _last_words(before), loaded)
 
 
@@ -341,7 +343,7 @@ def _ending(child: _Process) -> tuple[str, str]:
             how = f"was killed by {signal.Signals(-code).name}"
         except ValueError:
             how = f"was killed by signal {-code}"
-        return "crash", how + _place(child.tail(20_000))
+        return "crash", how + _place(child.tail(_TRACE))
     return "exits", f"ended the process with exit status {code}"
 
 
@@ -368,8 +370,10 @@ def _held(child: _Process) -> str:
 def _place(text: str) -> str:
     """Where it was, by the traceback that a fatal signal leaves."""
     _, fatal, stack = text.rpartition("Fatal Python error")
-    found = re.search(r'File "([^"]+)", line (\d+) in (\S+)', stack) if fatal else None
-    return f" at line {found[2]} of {os.path.basename(found[1])}, in {found[3]}," if found else ""
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', stack) if fatal else []
+    library = os.path.dirname(os.__file__)
+    own = [frame for frame in frames if not frame[0].startswith(library) or "site-packages" in frame[0]] or frames
+    return f" at line {own[0][1]} of {os.path.basename(own[0][0])}, in {own[0][2]}," if own else ""
 
 
 def _last_words(text: str) -> str:

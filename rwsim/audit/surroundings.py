@@ -49,6 +49,18 @@ def _put_stdout(value: tuple[Any, Any]) -> None:
     sys.stdout = value[0]
 
 
+# Type checkers draw from Python's generator at any call, so there only seeding counts.
+_RESEEDED: list[str] = []
+
+
+def _counted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def counting(*arguments: Any, **keywords: Any) -> Any:
+        _RESEEDED.append(name)
+        return original(*arguments, **keywords)
+
+    return counting
+
+
 # code -> what it is, how to read it, how to put it back
 _PARTS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], Any]]] = {
     "default-dtype": ("the default dtype", torch.get_default_dtype, torch.set_default_dtype),
@@ -66,7 +78,7 @@ _PARTS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], Any]]] = {
         lambda state: torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
     ),
     "numpy-random-numbers": ("NumPy's global random numbers", _numpy_state, _put_numpy),
-    "python-random-numbers": ("Python's global random numbers", random.getstate, random.setstate),
+    "python-random-numbers": ("Python's global random numbers", lambda: len(_RESEEDED), lambda _: _RESEEDED.clear()),
     "working-directory": ("the working directory", _directory, _put_directory),
     "standard-output": ("the standard output of the process", _stdout, _put_stdout),
 }  # fmt: skip
@@ -93,7 +105,9 @@ class Surroundings:
 
 
 def seed(value: int) -> None:
-    """Seed every global generator of this process, at numbers that nobody else chooses: reseeding then shows."""
+    """Seed every global generator of this process (a child), at numbers that nobody else chooses: reseeding then shows."""
     torch.manual_seed(value + 0x5EED_0F_A0D17)
     np.random.seed((value + 0x5EED) % 2**32)  # noqa: NPY002
     random.seed(value + 0x5EED_0F_A0D17)
+    for name in ("seed", "setstate"):
+        setattr(random, name, _counted(name, getattr(random, name)))

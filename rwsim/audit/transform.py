@@ -195,5 +195,3 @@ def _held(leaf: Any) -> Any:
         return torch.from_numpy(np.array(leaf)) if isinstance(leaf, np.ndarray) else leaf
     except TypeError:  # a dtype that torch does not have
         return leaf
-
-
