@@ -25,12 +25,8 @@ class Good(torch.optim.AdamW):
     pass
 
 class Twice(torch.optim.AdamW):
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    param.data.mul_(1 - group["lr"] * group["weight_decay"])
-        return super().step(closure)
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=2 * weight_decay)
 
 class Needs(torch.optim.SGD):
     def __init__(self, params, schedule, lr=0.1):

@@ -70,7 +70,7 @@ def test_right_ones_hold_their_laws():
 
 
 def test_a_faulty_one_is_named_with_a_program_that_runs(tmp_path, monkeypatch, capsys):
-    report = rwsim.audit(twice, law="adamw", probes=SCENES)
+    report = rwsim.audit(twice, law="adamw", probes=["P1", "P2"])
     finding = report.findings[0]
     assert finding.code == "decay-twice" and finding.kind == "fault" and "transform(twice)" in finding.snippet
     program = finding.snippet.replace("from tests.test_audit_transform import twice", "")
@@ -134,8 +134,6 @@ def test_what_is_no_factory_is_left_alone_or_refused():
     assert as_optimizer(build, {}, "") is build
     with pytest.raises(InvalidArgument, match="must be a function that returns a transformation, not one itself"):
         rwsim.audit(adamw(0.1), probes=["P1"])
-    with pytest.raises(InvalidArgument, match="must be a function that returns a transformation"):
-        transform(3)
     with pytest.raises(InvalidArgument, match="needs `schedule`, which the audit cannot guess"):
         rwsim.audit(needing, probes=["P1"])
     assert rwsim.audit(needing, settings={"schedule": 1.0}, probes=["P1"]).finished

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-FAULT, CONVENTION, NOTE = "fault", "convention", "note"
+FAULT: Final = "fault"
+CONVENTION: Final = "convention"
+NOTE: Final = "note"
 Kind = Literal["fault", "convention", "note"]
 
 # Of the JSON text; raised when what it holds changes its meaning.

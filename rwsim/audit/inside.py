@@ -82,8 +82,7 @@ class Work:
             if isinstance(error, SubjectError) and _refused(error):
                 rule = f"must run with what the audit passes, but {error}"
                 return send(Message("", "refused", ("optimizer", rule, self.name, "pass what it needs with --set key=value")))
-            found, ended = _broken(error, mine, "import or first construction", None)
-            return send(Message("", "done", _plain((found, ended, ""))))
+            return send(Message("", "done", _plain((*_broken(error, mine, "import or first construction", None), ""))))
         first = before.changes("when it is imported or built", ())
         for task in tasks:
             send(Message(task, "begun"))
@@ -153,7 +152,7 @@ def _broken(
 
 def _its_own(error: Exception, subject: Subject | None) -> bool:
     """Whether the innermost frame that is either rwsim's or the optimizer's is the optimizer's."""
-    make = getattr(subject.make, "factory", subject.make) if subject is not None else None
+    make: Any = getattr(subject.make, "factory", subject.make) if subject is not None else None
     classes = make.__mro__ if inspect.isclass(make) else (make,)
     theirs = set()
     for one in classes:
@@ -195,7 +194,7 @@ def _plain(value: Any) -> Any:
 
 def _leave_uncompiled() -> None:
     """Compiled functions run as plain Python: what a class compiles at import or at its first step is not waited for."""
-    torch.compile = _uncompiled  # type: ignore[assignment]
+    torch.compile = _uncompiled
     if "torch._dynamo" in sys.modules:  # something was compiled before the fork
         torch.compiler.set_stance("force_eager")
 

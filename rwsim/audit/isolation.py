@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, BinaryIO
 
 import torch
@@ -255,7 +256,7 @@ def _forked(work: Callable[[Callable[[Message], None]], None], memory: int) -> I
 
 def run(
     work: Callable[[Sequence[str], Callable[[Message], None]], None], tasks: Sequence[str], *, seconds: float, memory: int
-) -> Iterator[Message | Death]:
+) -> Generator[Message | Death, None, None]:
     """Do tasks in a child, in another one after each that dies.
 
     Args:
@@ -274,7 +275,7 @@ def run(
     left = list(tasks)
     while left:
         mine = tuple(left)
-        with _forked(lambda send, mine=mine: work(mine, send), memory) as child:
+        with _forked(partial(work, mine), memory) as child:
             death = yield from _watched(child, seconds, memory)
             if (size := child.printed()) > STORM and (death is None or death.code != "print-storm"):
                 yield Message("", "printed", (size, child.tail(200).strip()))

@@ -15,8 +15,9 @@ from rwsim.audit.finding import FAULT, Finding
 
 
 def _numpy_state() -> tuple[Any, ...]:
-    name, keys, *rest = np.random.get_state()  # noqa: NPY002 - that the global one moved is what is asked
-    return (name, keys.tobytes(), *rest)  # type: ignore[union-attr]
+    # That the global one moved is what is asked.
+    state: Any = np.random.get_state()  # noqa: NPY002
+    return (state[0], state[1].tobytes(), *state[2:])
 
 
 def _put_numpy(state: tuple[Any, ...]) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from rwsim.audit.script import BASE
 from rwsim.audit.subject import ALIASES, PARAMS
 from rwsim.errors import InvalidArgument
 
@@ -81,6 +82,8 @@ def as_optimizer(make: Any, settings: Mapping[str, Any], name: str) -> Any:
     """
     if callable(getattr(make, "step", None)):
         return make
+    if not callable(make) and parts(make) is None:
+        raise InvalidArgument("optimizer", "must be an optimizer class", name, "name a class such as torch.optim:AdamW")
     if not inspect.isclass(make) and parts(make) is not None:
         raise InvalidArgument("optimizer", "must be a function that returns a transformation, not one itself", name, "name the function")
     try:
@@ -92,13 +95,24 @@ def as_optimizer(make: Any, settings: Mapping[str, Any], name: str) -> Any:
         return make
     keywords = dict(settings)
     for parameter in named:
-        if parameter.name in ALIASES["lr"] and parameter.default is parameter.empty:
-            keywords.setdefault(parameter.name, 0.1)
+        if parameter.default is parameter.empty and (value := _usual(parameter.name)) is not None:
+            keywords.setdefault(parameter.name, value)
     try:
         made = make(**keywords)
     except Exception:  # it is no factory, or its Subject says what it lacks
         return transform(make) if _looks_like(make) else make
     return transform(make) if parts(made) is not None else make
+
+
+def _usual(keyword: str) -> Any:
+    """A value for a hyperparameter by any of its names, or None."""
+    for name, aliases in ALIASES.items():
+        for alias in aliases:
+            if keyword == alias:
+                return BASE.get(name)
+            if isinstance(alias, tuple) and keyword in alias:
+                return BASE[name][alias.index(keyword)]
+    return None
 
 
 def _looks_like(make: Any) -> bool:
@@ -119,6 +133,7 @@ class _Transformed(torch.optim.Optimizer):
         # Schedulers look for `lr`.
         self._lr = next((alias for alias in ALIASES["lr"] if alias in values), None)
         defaults = {("lr" if key == self._lr else key): value for key, value in values.items()}
+        self._keys = tuple(defaults)
         self._structures: dict[Tensor, Any] = {}
         super().__init__(params, defaults)
         for group in self.param_groups:
@@ -126,7 +141,7 @@ class _Transformed(torch.optim.Optimizer):
 
     def _transformation(self, group: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         values = {}
-        for key in self.defaults:
+        for key in self._keys:  # torch adds keys of its own to the defaults
             value = group[key]
             values[self._lr if key == "lr" and self._lr else key] = value.item() if isinstance(value, Tensor) and not value.ndim else value
         found = parts(self.factory(**values))
@@ -134,7 +149,7 @@ class _Transformed(torch.optim.Optimizer):
             raise TypeError("the factory returned neither a pair of functions nor an object with `init` and `update`")
         return found
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -167,7 +182,7 @@ class _Transformed(torch.optim.Optimizer):
         leaves = [_frozen(leaf.numpy().copy()) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         return pytree.tree_unflatten(leaves, self._structures[param])
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As torch's; but each array keeps its own dtype, a count of steps included."""
         super().load_state_dict(dict(state_dict))
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
