@@ -6,6 +6,10 @@ from typing import Any
 class RwsimError(Exception):
     """Base of every error that rwsim raises on purpose; the command line prints it as one line."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions come back from a worker process by calling their class with the message alone: ours take more than that.
+        return _restored, (type(self), self.args, self.__dict__)
+
 
 class InvalidArgument(RwsimError, ValueError):
     """A user's value breaks a rule.
@@ -72,3 +76,9 @@ class AuditInterrupted(RwsimError, KeyboardInterrupt):
     def __init__(self, report: Any) -> None:
         self.report = report
         super().__init__("interrupted")
+
+
+def _restored(kind: type[RwsimError], args: tuple[Any, ...], evidence: dict[str, Any]) -> RwsimError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(evidence)
+    return error

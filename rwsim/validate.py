@@ -35,10 +35,12 @@ from rwsim.walk.system import Layer
 _BURN_IN_SHARE = 0.4
 # With fewer effective samples an error bar is itself too uncertain.
 _MIN_EFFECTIVE = 16
-# Layers that stand for the burn-in's loss of steps and for a narrow margin; beyond this a longer walk is what is needed.
-_MAX_LAYERS = 16
-# What one layer of the paper's experiment decides, beside the error that a prediction is likely to have.
+# How many times its own length a walk goes on at most, in equilibrium, for a narrow margin.
+_LONGEST = 8
+# What one layer of the paper's experiment decides in all of its steps, beside the error that a prediction is likely to have.
 _ONE_LAYER_MARGIN = 0.0085
+# Share of a prediction's estimated error that is made room for.
+_LIKELY_ERROR = 0.75
 # Neurons that represent a layer in the transient: quantiles of |gamma_out|.
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
@@ -71,6 +73,7 @@ class Case:
 
     Attributes:
         layers: Copies of the layer that are walked.
+        steps: Of the walk: what was asked for, and more where burn-in and a narrow margin leave too few.
         burn_in: Steps to drop; None if the walk ends before equilibrium.
         obstacle: Why nothing can be decided, known beforehand (no stable equilibrium), or nothing.
     """
@@ -78,6 +81,7 @@ class Case:
     rule: UpdateRule
     layer: Layer
     layers: int
+    steps: int
     prediction: Prediction
     full: Full
     approach: Approach
@@ -182,12 +186,11 @@ def validate(
     settings = Settings.checked(**{k: v for k, v in options.items()})
     cases = choose_cases(chosen, hyper)
     device = resolve_device(settings.device)
-    engines = []
     for rule, scale in cases:  # refuse before the first walk, not after the third
         if rule.values.lr == 0 or rule.values.weight_decay == 0:
             name = "lr" if rule.values.lr == 0 else "weight_decay"
             raise NoEquilibrium(f"`{name}` is 0: {rule.name} then has no equilibrium to validate; give a positive value.")
-        engines.append(resolve_engine(settings.engine, _job(rule, _layer(settings, settings.loss_scale or scale), 1, settings), device))
+        resolve_engine(settings.engine, _job(rule, _layer(settings, settings.loss_scale or scale), 1, settings.steps, settings), device)
     result = Validation(settings)
     stop = threading.Event()
 
@@ -196,9 +199,9 @@ def validate(
             if stop.is_set():
                 raise KeyboardInterrupt
             if progress is not None:
-                progress(case.label, step, settings.steps)
+                progress(case.label, step, case.steps)
 
-        job = _job(case.rule, case.layer, case.layers, settings)
+        job = _job(case.rule, case.layer, case.layers, case.steps, settings)
         return run(job, device=settings.device, engine=settings.engine, progress=watch)
 
     def finish(case: Case, walked: Walk) -> None:
@@ -209,8 +212,8 @@ def validate(
             done(result.cases[-1])
 
     running: list[tuple[Case, Future[Walk]]] = []
-    abreast = 1 if any(engine.ALONE for engine in engines) else min(os.cpu_count() or 1, len(cases))
-    with single_threaded(), ThreadPoolExecutor(abreast) as pool:
+    # One layer is a single group of the blocked engine: it keeps one core busy.
+    with single_threaded(), ThreadPoolExecutor(min(os.cpu_count() or 1, len(cases))) as pool:
         try:
             for rule, scale in cases:
                 case = prepare(rule, settings, settings.loss_scale or scale)
@@ -240,12 +243,12 @@ def _layer(settings: Settings, loss_scale: float) -> Layer:
     return Layer.draw(settings.fan_in, settings.neurons, settings.batch, loss_scale, settings.gamma, settings.seed)
 
 
-def _job(rule: UpdateRule, layer: Layer, layers: int, settings: Settings) -> Job:
-    return Job((rule,), layer, settings.steps, settings.gradient, layers, seed=settings.seed, window=settings.window)
+def _job(rule: UpdateRule, layer: Layer, layers: int, steps: int, settings: Settings) -> Job:
+    return Job((rule,), layer, steps, settings.gradient, layers, seed=settings.seed, window=settings.window)
 
 
 def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
-    """Draw the layer, predict its equilibrium and the way there, and choose burn-in and layers."""
+    """Draw the layer, predict its equilibrium and the way there, and choose burn-in and length."""
     layer = _layer(settings, loss_scale)
     law = layer.law(settings.gradient)
     few = law
@@ -266,14 +269,14 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
     burn_in = coming.burn_in(_BURN_IN_SHARE * settings.margin)
     if burn_in is None and not obstacle:
         obstacle = f"not in equilibrium: theory asks for a burn-in longer than {settings.steps} steps"
-    layers = settings.layers
-    if layers is None:
-        # As many copies of the layer as make up for the steps that burn-in takes away; more for what is left
-        # of a narrow margin, half the estimated error being likely.
-        left = settings.margin - max(full.norm_error, full.rotation_error) / 2
-        wanted = settings.steps / (settings.steps - (burn_in or 0)) * max(1.0, (_ONE_LAYER_MARGIN / left) ** 2 if left > 0 else 1.0)
-        layers = min(_MAX_LAYERS, math.ceil(wanted))
-    return Case(rule, layer, layers, prediction, full, coming, burn_in, obstacle)
+    steps = settings.steps
+    if settings.layers is None and burn_in is not None:
+        # As many steps in equilibrium as what is left of the margin needs beside a likely error. To walk on is
+        # cheaper than to walk another layer, which has to get there first.
+        left = settings.margin - _LIKELY_ERROR * max(full.norm_error, full.rotation_error)
+        wanted = settings.steps * min(_LONGEST, (_ONE_LAYER_MARGIN / left) ** 2 if left > 0 else 1.0)
+        steps = max(steps, settings.window * math.ceil((burn_in + wanted) / settings.window))
+    return Case(rule, layer, settings.layers or 1, steps, prediction, full, coming, burn_in, obstacle)
 
 
 def compare(case: Case, walk: Walk, settings: Settings, *, checks: int = len(QUANTITIES)) -> tuple[Record, ...]:

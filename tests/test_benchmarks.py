@@ -238,3 +238,17 @@ def test_a_captured_step_is_the_step(optimizer):
         walk(400)
         means.append(torch.stack(walk.__self__.trace[1:]).mean((0, 2)))
     torch.testing.assert_close(means[0], means[1], rtol=0.1, atol=0.0)
+
+
+def test_phases_of_a_sweep(tmp_path):
+    """They add up, the engines are as before, and the hashes tell sweeps apart."""
+    pytest.importorskip("xarray", reason="the sweep extra is not installed")
+    from benchmarks.sweep import PHASES, measure
+    from rwsim.walk import blocked
+
+    given = {"optimizer": ["adamw"], "axes": {"lr": [0.01, 0.1]}, "hyper": {"weight_decay": 0.5}, "fan_in": 8, "neurons": 2, "steps": 100}
+    walk = blocked.walk
+    one, two = measure(given, tmp_path / "a"), measure({**given, "seed": 1}, tmp_path / "b")
+    assert blocked.walk is walk and one["batches"] == 1 and one["apart"] == 0
+    assert one["total"] == pytest.approx(one["before"] + one["walking"] + one["tail"]) and min(one[phase] for phase in PHASES) >= 0
+    assert one["bits"]["norm"] != two["bits"]["norm"] and one["bits"]["norm_exact"] != two["bits"]["norm_exact"]

@@ -196,8 +196,9 @@ EVEN_PAIR = (RULE_PAIR[0], AdamW(lr=3e-3, weight_decay=1.0))
 
 @pytest.mark.parametrize("pair", [RULE_PAIR, EVEN_PAIR], ids=["apart", "abreast"])
 @pytest.mark.parametrize(("gradient", "dtype"), [("marginal", torch.float32), ("gaussian", torch.float32), ("marginal", torch.float64)])
-def test_a_walk_depends_on_nothing_but_its_config(gradient, dtype, pair):
+def test_a_walk_depends_on_nothing_but_its_config(gradient, dtype, pair, monkeypatch):
     """Bitwise: company, order, number of processes and with it of rows in a group, length."""
+    monkeypatch.setattr(blocked, "_FEWEST", 1)
     wide = Layer.draw(100, 34, 8)
     job = Job(pair, wide, 650, gradient, layers=3, window=50, dtype=dtype)
     assert blocked.groups(job, 1) == [blocked.Group(0, 2, 0, 102)] and len(blocked.groups(job, 4)) == 4
@@ -215,6 +216,11 @@ def test_a_walk_depends_on_nothing_but_its_config(gradient, dtype, pair):
     assert not np.array_equal(again.norm_sq[:, 0], together.norm_sq[:, 0]) and np.array_equal(again.norm_sq[:, 1], together.norm_sq[:, 1])
     halves = walk(replace(job, window=25), CPU).norm_sq
     np.testing.assert_allclose((halves[0] + halves[1]) / 2, together.norm_sq[0], rtol=1e-12)
+
+
+def test_groups_are_not_cut_too_small():
+    job = Job(RULE_PAIR[:1], Layer.draw(128, 128, 8), 3, layers=2)
+    assert [group.rows for group in blocked.groups(job, 1)] == [256] and [group.rows for group in blocked.groups(job, 8)] == [128, 128]
 
 
 def test_neurons_and_steps_have_their_own_numbers():

@@ -7,6 +7,7 @@ import pytest
 
 from rwsim.errors import InvalidArgument, NoEquilibrium, UnsupportedRule
 from rwsim.optimizers import RULES, SGDM, AdamL2, AdamW, UpdateRule
+from rwsim.theory import equilibrium
 from rwsim.theory.equilibrium import Predictions, predict_equilibria, predict_equilibrium
 from rwsim.theory.noise import IdealWalk, ToySystem
 
@@ -76,6 +77,21 @@ def test_order_and_company_do_not_matter(name):
     whole = predict_equilibria(rules, law)
     for rows in ([7, 6, 5, 4, 3, 2, 1, 0], [4], [1, 6], [3, 0]):
         assert same(predict_equilibria([rules[i] for i in rows], law), whole, rows)
+
+
+@pytest.mark.parametrize("name", ["adamw", "nadamw", "adamc"])
+@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+def test_configs_at_once_are_as_one_by_one(name, law, monkeypatch):
+    """And do not show how many are taken at a time."""
+    rules = configs(RULES[name])
+    whole = predict_equilibria(rules, law)
+    monkeypatch.setattr(equilibrium, "_TOGETHER", 3)
+    assert same(predict_equilibria(rules, law), whole, list(range(len(rules))))
+    monkeypatch.setattr(equilibrium, "_at_once", lambda rules, *_: np.zeros(len(rules), bool))
+    slowly = predict_equilibria(rules, law)
+    assert slowly.reasons == whole.reasons
+    for array in ARRAYS:
+        np.testing.assert_allclose(getattr(slowly.exact, array), getattr(whole.exact, array), rtol=1e-14)
 
 
 def test_rejects_a_last_bit():

@@ -1,9 +1,13 @@
 """Sweeps: what a grid is, that a sweep survives whatever happens to it, and that its numbers depend on nothing but the point."""
 
+import collections
 import contextlib
+import hashlib
+import importlib
 import json
 import math
 import os
+import pickle
 import resource
 import shutil
 import signal
@@ -21,8 +25,9 @@ import torch
 
 import rwsim
 from rwsim.cli import run as command
-from rwsim.errors import InvalidArgument, StorageError, Unavailable, WalkInterrupted
-from rwsim.optimizers import RULES
+from rwsim.config import WalkSettings
+from rwsim.errors import InvalidArgument, StorageError, Unavailable, UnsupportedRule, WalkDiverged, WalkInterrupted
+from rwsim.optimizers import RULES, UpdateRule
 from rwsim.stats.burnin import truncation
 from rwsim.sweeps import result
 from rwsim.sweeps import run as running
@@ -31,6 +36,7 @@ from rwsim.sweeps.ledger import Ledger, identity_of
 from rwsim.sweeps.log import read_log
 from rwsim.sweeps.outcome import Outcome, reduce
 from rwsim.sweeps.sweep import sweep
+from rwsim.theory import equilibrium
 from rwsim.theory import symbols as sym
 from rwsim.theory.equilibrium import predict_equilibria
 from rwsim.theory.factors import schedule_factors
@@ -38,6 +44,8 @@ from rwsim.theory.moments import linear_response
 from rwsim.theory.noise import IdealWalk
 from tests.statistics import Z
 
+# The package's attribute of this name is the function.
+sweeping = importlib.import_module("rwsim.sweeps.sweep")
 xarray = pytest.importorskip("xarray", reason="the sweep extra is not installed")
 
 SMALL = {
@@ -125,9 +133,24 @@ def test_points_and_their_order():
     assert grid.dims == {"optimizer": 2, "lr": 2, "beta_2": 2, "replicate": 2} and len(grid) == len(grid.points) == 16
     third = grid.points[3]
     assert (third.optimizer, third.rule.values.lr, third.rule.values.betas, third.replicate) == ("adamw", 0.1, (0.8, 0.99), 1)
-    assert len({grid.key(point, "blocked", "cpu") for point in grid.points}) == 16
+    keys = grid.keys("blocked", "cpu")
+    assert len(set(keys)) == 16
     one = Grid.of(config(optimizer=["adamw"], axes={"lr": [0.2], "beta_2": [0.99]}, hyper={"weight_decay": 0.5, "betas": [0.8, 0.9]}))
-    assert one.key(one.points[0], "blocked", "cpu") == grid.key(grid.points[6], "blocked", "cpu") != one.key(one.points[0], "fused", "cuda")
+    assert one.keys("blocked", "cpu")[0] == keys[6] != one.keys("fused", "cuda")[0]
+
+
+def test_the_hash_of_a_point_is_that_of_its_json(tmp_path):
+    """Ledgers hold these hashes: they must not change with the code that makes them."""
+    axes = {"lr": [1e-7, 0.1], "weight_decay": [0, 3], "beta_1": [0.5, 1 / 3], "schedule": "constant,cosine", "batch": [8, 16]}
+    given = config(axes=axes, replicates=2, loss_scale=2, window=7)
+    grid = Grid.of(given)
+    common = {name: getattr(given, name) for name in ("steps", "neurons", "gradient", "layers", "gamma", "seed")}
+    for key, point in zip(grid.keys("fused", "cuda"), grid.points, strict=True):
+        own = [point.rule.name, "", vars(point.rule.values), vars(point.setting), point.replicate]
+        text = json.dumps([common, 7, own, "fused", "cuda"], sort_keys=True)
+        assert key == hashlib.sha256(text.encode()).hexdigest()
+    plain = Grid.of(config(optimizer=["adamw"], axes={"lr": [0.1]}, hyper={"weight_decay": 0.5}))
+    assert plain.keys("blocked", "cpu") == ("d5ef4f6b297c073d73dc88d1253a0445307d995448a3bf7041826965c5fd0b2c",)
 
 
 def test_designs():
@@ -286,7 +309,7 @@ def test_faithful_gradients_and_a_rule_of_ones_own(tmp_path):
     assert np.isfinite(found.data["norm"]).all() and np.isfinite(found.data["norm_mcse"]).all()
     own.write_text(text.replace("- hyper.lr * grad", "- 2 * hyper.lr * grad"))
     other = Grid.of(given)
-    assert other.key(other.points[0], "reference", "cpu") not in found.keys
+    assert other.keys("reference", "cpu")[0] not in found.keys
 
 
 # Keeping
@@ -665,6 +688,77 @@ def test_reduction_does_not_see_its_company():
     walk = simulate("adamw", lr=[0.01, 0.02, 0.05], weight_decay=0.5, fan_in=16, neurons=4, steps=405, window=10).walk
     one = simulate("adamw", lr=[0.02], weight_decay=0.5, fan_in=16, neurons=4, steps=405, window=10).walk
     assert reduce(walk)[1].to_bytes() == reduce(one)[0].to_bytes()
+
+
+# What a large sweep costs beside its walks
+
+
+def test_ten_thousand_points_cost_the_host_little(monkeypatch):
+    """What a GPU would wait for is done once for each value, rule or setting, not for each point."""
+    counts: collections.Counter = collections.Counter()
+
+    def counted(owner, name):
+        inner = getattr(owner, name)
+
+        def call(*given, **options):
+            counts[name] += 1
+            return inner(*given, **options)
+
+        monkeypatch.setattr(owner, name, staticmethod(call) if isinstance(owner, type) else call)
+
+    counted(UpdateRule, "_validated")
+    counted(json, "dumps")
+    counted(equilibrium, "predict_equilibrium")
+    counted(WalkSettings, "checked")
+    axes = {"lr": "1e-4:1e-1:100:log", "weight_decay": "1e-2:10:100:log"}
+    grid = Grid.of(SweepConfig(optimizer=["adamw"], axes=axes, fan_in=16, neurons=2, steps=100))
+    assert len(set(grid.keys("fused", "cuda"))) == len(grid) == 10_000
+    assert np.isfinite(result.Predicted(grid).values["norm_exact"]).all()
+    (task, _), *_ = running.tasks(grid, grid.points, "fused", "cuda", 256)
+    before = counts["_validated"]
+    assert before <= 220
+    job = task.job()
+    assert len(set(job.keys())) == 256 and counts["_validated"] - before <= 110
+    assert counts["dumps"] <= 20 + 257 and counts["predict_equilibrium"] == 0 and counts["checked"] <= 2
+
+
+def test_outcomes_are_not_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(Ledger, "get", lambda *_: pytest.fail("read back"))
+    assert np.isfinite(sweep(config(), tmp_path).data["norm"]).all()
+
+
+def test_the_last_batches_are_smaller():
+    grid = Grid.of(config(optimizer=["adamw", "lion"], axes={"lr": "1e-3:1e-1:50:log", "weight_decay": "0.1:1:20:log"}))
+    work = list(running.tasks(grid, grid.points, "fused", "cuda", 64, 4))
+    sizes = [len(some) for _, some in work]
+    assert [i for _, some in work for i in some] == list(range(2000))
+    assert sizes[0] == 64 and sizes[-2] == 16 and max(sizes[-5:]) <= 24 and len(sizes) < 45
+    assert all(task.hyper[0]["lr"] == grid.points[some[0]].rule.values.lr for task, some in work)
+    assert [len(some) for _, some in running.tasks(grid, grid.points, "fused", "cuda", 64)] == [*[64] * 15, 40] * 2
+
+
+def test_ctrl_c_does_not_wait_for_predictions(monkeypatch):
+    class Endless:
+        def __init__(self, grid, heard):
+            while True:
+                heard()
+                time.sleep(0.001)
+
+    monkeypatch.setattr(result, "Predicted", Endless)
+    interval, began = sys.getswitchinterval(), time.monotonic()
+    with pytest.raises(KeyboardInterrupt), sweeping._aside(Grid.of(config())):
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 10 and sys.getswitchinterval() == interval
+
+
+def test_errors_come_back_from_worker_processes():
+    """With what they hold."""
+    for error in (
+        InvalidArgument("lr", "must lie in [0, inf)", -1.0, "give one"), UnsupportedRule("mine", "a sign"), StorageError("full"),
+        WalkDiverged("NaN", 3, None, (1,)), WalkInterrupted("interrupted", 7, None),
+    ):  # fmt: skip
+        back = pickle.loads(pickle.dumps(error))
+        assert type(back) is type(error) and str(back) == str(error) and vars(back) == vars(error)
 
 
 @pytest.mark.gpu

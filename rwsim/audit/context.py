@@ -13,7 +13,7 @@ from rwsim.audit.subject import ALIASES, Subject, SubjectError
 from rwsim.optimizers.rule import UpdateRule
 
 # Without a law every hyperparameter of torch's names is set that the optimizer takes; dampening would make another rule of SGD.
-_WORDS = ("lr", "weight_decay", "momentum", "betas", "eps", "nu")
+_WORDS = ("lr", "weight_decay", "momentum", "betas", "eps", "nu", "max_lr")
 
 
 @dataclass

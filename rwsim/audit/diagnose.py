@@ -5,7 +5,7 @@ choice in which it differs from the law's form is a finding, in words.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rwsim.audit import fit
 from rwsim.audit.context import Context
-from rwsim.audit.finding import CONVENTION, FAULT, NOTE, Finding, Kind, Outcome, Severity
+from rwsim.audit.finding import CONVENTION, FAULT, NOTE, Finding, Kind, Outcome, Severity, Status
 from rwsim.audit.forms import LISTS, Form, walk
 from rwsim.audit.identify import Observed, Search, defaults, law_form, nearest_rule, rule_paths
 from rwsim.audit.script import Maker, Script
@@ -25,7 +25,7 @@ from rwsim.optimizers.rule import UpdateRule
 # Constants that optimizers add to the root where their constructor has no word for it.
 _HIDDEN_EPS = (0.0, 1e-8, 1e-6, 1e-7, 1e-10, 1e-12, 1e-15, 1e-16)
 # Documented choices in which good implementations differ, and what torch.optim itself does; all other differences are faults.
-_CONVENTIONS = {("decay", "decoupled"), ("decay", "gradient"), ("rate", "alone"), ("rate", "max lr"), ("rate", "over first lr"), *(
+_CONVENTIONS = {("decay", "decoupled"), ("decay", "gradient"), ("rate", "alone"), ("rate", "max lr"), ("rate", "over max lr"), *(
     ("eps", choice) for choice in ("outside", "hat", "under", "under squared", "floor under")
 )}  # fmt: skip
 # A floor of the root is eps added to it within a factor of two, and equal to it away from eps.
@@ -102,7 +102,7 @@ def diagnose(context: Context, probes: Mapping[str, Any]) -> Diagnosis:
         measured = {scene.name: "agrees" if error <= 1 else "departs" for scene, error in mine}
         measured |= {scene.name: f"refused: {refused[scene.name]}" for scene in scenes if scene.probe == name and scene.name in refused}
         departed = any(name in finding.probes for finding in findings if finding.kind != NOTE)
-        status = "departed" if departed else "held" if mine else "not applicable"
+        status: Status = "departed" if departed else "held" if mine else "not applicable"
         outcomes.append(Outcome(name, status, "" if mine else "the constructor refuses every scene", measured=measured))
     return Diagnosis(rule, identity, exact, tuple(findings), tuple(outcomes))
 
@@ -142,33 +142,35 @@ def _against(context: Context, observed: Observed) -> tuple[type[UpdateRule], di
 def _explain(
     context: Context, rule: type[UpdateRule], given: dict[str, Any], observed: Observed, missed: list[Script]
 ) -> tuple[bool, str, list[Finding]]:
-    """Whether a form fits, what the optimizer is, and a finding for each difference from the law."""
+    """Whether something explains every scene, what the optimizer is, and a finding for each difference from the law."""
     probes = tuple(dict.fromkeys(scene.probe for scene in missed))
     laws = law_form(rule, observed.scripts, given)
-    mine = {**defaults(rule), **given}
-    search = Search(observed, mine, single="betas" not in context.words and "betas" not in rule.hyper)
+    search = _search(context, rule, given, observed)
     form, left = search.find(laws)
+    fitted = None
+    if left and laws is not None:
+        tries = [laws] if form == laws or form.direction != laws.direction else [laws, form]
+        fitted = next((found for one in tries if (found := fit.hyper(search, one)) is not None), None)
+        form, left = (form, left) if fitted is None else (fitted.form, 0)
     other = None if context.law is None else _other_rule(context, observed, given)
-    if left and laws is not None and (fitted := fit.hyper(search, form if form.direction == laws.direction else laws)) is not None:
-        form, left = fitted.form, 0
-        mine = {**mine, **fitted.values}
     findings = []
-    if laws is not None and (not left or left < len(missed)):
-        changed = form.differences(laws)
-        for name in changed:
-            findings.append(_difference(context, rule, given, observed, laws, form, name, probes, other))
-        for name, value in fitted.changes.items() if not left and "fitted" in locals() and fitted is not None else ():
-            findings.append(fit.finding(name, value, probes))
+    if laws is not None and left < len(missed):
+        findings += [_difference(context, rule, given, observed, laws, form, name, probes, other) for name in form.differences(laws)]
     what = _words(form, laws)
+    if fitted is not None:
+        findings += fitted.findings(probes, _shown(context, rule, given, observed))
+        what += fitted.words()
+    if left or not findings:
+        findings.append(_unexplained(context, rule, given, observed, missed, left, what))
+    said = "; ".join(what)
     if left:
-        findings.append(_unexplained(context, rule, given, observed, missed, form, left, what))
-    elif not findings:
-        findings.append(_unexplained(context, rule, given, observed, missed, form, left, what))
+        return False, f"not {rule.name}, nor any form of the family; nearest: {said or rule.name}", findings
     name = f"{other.name}, not {rule.name}" if other is not None else f"a variant of {rule.name}"
-    identity = f"{name}: {what}" if what else name
-    if left:
-        identity = f"not {rule.name}, nor any form of the family; nearest: {what or rule.name}"
-    return not left, identity, findings
+    return True, f"{name}: {said}" if said else name, findings
+
+
+def _search(context: Context, rule: type[UpdateRule], given: dict[str, Any], observed: Observed) -> Search:
+    return Search(observed, {**defaults(rule), **given}, single="betas" not in context.words and "betas" not in rule.hyper)
 
 
 def _other_rule(context: Context, observed: Observed, given: dict[str, Any]) -> type[UpdateRule] | None:
@@ -177,9 +179,9 @@ def _other_rule(context: Context, observed: Observed, given: dict[str, Any]) -> 
     return None if missed or rule is context.law else rule
 
 
-def _words(form: Form, laws: Form | None) -> str:
-    names = form.differences(laws) if laws is not None else ("direction", "momentum", "decay")
-    return "; ".join(_phrase(form, name) for name in names)
+def _words(form: Form, laws: Form | None) -> list[str]:
+    names = form.differences(laws) if laws is not None else ["direction", "momentum", "decay"]
+    return [_phrase(form, name) for name in names]
 
 
 def _phrase(form: Form, name: str) -> str:
@@ -210,45 +212,45 @@ def _difference(
     kind: Kind = NOTE if key in _NOTES else CONVENTION if key in _CONVENTIONS else FAULT
     severity: Severity = "low" if key in _LOW else "medium" if name in _MEDIUM else "high"
     alone = laws.changed(**{name: getattr(form, name)})
-    search = Search(observed, {**defaults(rule), **given}, single="betas" not in context.words and "betas" not in rule.hyper)
-    effect, rounding, where = 0.0, 0.0, observed.scripts[0]
-    for scene, (start, grads, lrs, hyper), allowed in zip(observed.scripts, search.scenes, observed.tolerances, strict=True):
+    search = _search(context, rule, given, observed)
+    effect, rounding = 0.0, 0.0
+    for (start, grads, lrs, hyper), allowed in zip(search.scenes, observed.tolerances, strict=True):
         theirs = walk(laws, start, grads, lrs, hyper)
         size = float(np.abs(theirs - start).max()) or 1.0
         gap = float(np.abs(walk(alone, start, grads, lrs, hyper) - theirs).max()) / size
         if np.isfinite(gap) and gap > effect:
-            effect, rounding, where = gap, allowed / size, scene
+            effect, rounding = gap, allowed / size
     text = f"{_phrase(form, name)}; {rule.name} has {_phrase(laws, name)}."
     text = text[0].upper() + text[1:]
     if other is not None:
         text += f" This is {other.name}, not {rule.name}."
-    shown = _shown(context, rule, given, observed, where)
-    return Finding(_code(form, name), kind, severity, text, probes, effect, rounding, shown)
+    return Finding(_code(form, name), kind, severity, text, probes, effect, rounding, _shown(context, rule, given, observed))
 
 
-def _shown(context: Context, rule: type[UpdateRule], given: dict[str, Any], observed: Observed, first: Script) -> str:
-    """A program of the shortest scene that departs, or of `first`."""
-    errors = observed.errors(rule_paths(rule, observed.scripts, given))
-    apart = [(len(scene.grads), i) for i, (scene, error) in enumerate(zip(observed.scripts, errors, strict=True)) if error > 1]
-    for _, i in sorted(apart):
-        scene = observed.scripts[i]
-        gap = float((observed.paths[i] - scene.law(rule, given)).abs().max())
-        if text := smallest(scene, context.subject, context.dtype, rule, given, gap):
-            return text
-    return ""
+def _shown(context: Context, rule: type[UpdateRule], given: dict[str, Any], observed: Observed) -> str:
+    """A program of the shortest scene that departs by a good part of the largest departure."""
+    gaps = []
+    for scene, path in zip(observed.scripts, observed.paths, strict=True):
+        theirs = scene.law(rule, given)
+        gap = float((path - theirs).abs().max())
+        gaps.append((gap / (scene.scale(theirs) or 1.0), gap) if np.isfinite(gap) else (0.0, 0.0))
+    largest = max(relative for relative, _ in gaps)
+    apart = sorted((len(scene.grads), i) for i, scene in enumerate(observed.scripts) if gaps[i][0] > largest / 10)
+    programs = (smallest(observed.scripts[i], context.subject, context.dtype, rule, given, gaps[i][1]) for _, i in apart)
+    return next((text for text in programs if text), "")
 
 
 def _unexplained(
-    context: Context, rule: type[UpdateRule], given: dict[str, Any], observed: Observed, missed: list[Script], form: Form, left: int, what: str
+    context: Context, rule: type[UpdateRule], given: dict[str, Any], observed: Observed, missed: list[Script], left: int, what: list[str]
 ) -> Finding:  # fmt: skip
-    probes = tuple(dict.fromkeys(scene.probe for scene in missed))
     effect, name = 0.0, missed[0].name
     for scene, path in zip(observed.scripts, observed.paths, strict=True):
         theirs = scene.law(rule, given)
         gap = float((path - theirs).abs().max()) / (scene.scale(theirs) or 1.0)
-        if gap > effect or not np.isfinite(gap):
+        if not gap <= effect:
             effect, name = gap if np.isfinite(gap) else 1.0, scene.name
     text = f"Does not take the steps of {rule.name} ({', '.join(scene.name for scene in missed)}; most in: {name})."
     if what and left < len(missed):
-        text += f" Nearest in the family, but not equal: {what}."
-    return Finding("departs", FAULT, "high", text, probes, effect, None, _shown(context, rule, given, observed, missed[0]))
+        text += f" Nearest in the family, but not equal: {'; '.join(what)}."
+    probes = tuple(dict.fromkeys(scene.probe for scene in missed))
+    return Finding("departs", FAULT, "high", text, probes, effect, None, _shown(context, rule, given, observed))

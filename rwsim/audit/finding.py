@@ -16,6 +16,7 @@ FORMAT = 1
 # How much a finding changes training, not how sure it is.
 SEVERITIES = ("low", "medium", "high")
 Severity = Literal["low", "medium", "high"]
+Status = Literal["held", "departed", "not applicable", "unfinished"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Outcome:
     """
 
     probe: str
-    status: Literal["held", "departed", "not applicable", "unfinished"]
+    status: Status
     reason: str = ""
     seconds: float = 0.0
     measured: Mapping[str, Any] = field(default_factory=dict)

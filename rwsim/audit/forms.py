@@ -18,7 +18,7 @@ DIRECTION = {
     "sign": "the step is the sign of the momentum",
 }
 MOMENTUM = {
-    "none": "no momentum",
+    "none": "no momentum: its buffer is unused, or reset at every step",
     "sum": "momentum that sums gradients",
     "average": "momentum that averages gradients",
     "nesterov": "Nesterov momentum",
@@ -65,6 +65,8 @@ CORRECTION = {
     "momentum": "bias correction of the second moment missing",
     "square": "bias correction of the momentum missing",
     "late": "bias correction one step late (it counts one step too many)",
+    "late momentum": "bias correction of the momentum one step late (it counts one step too many)",
+    "late square": "bias correction of the second moment one step late (it counts one step too many)",
     "early": "bias correction whose step count starts at zero",
     "rootless": "bias correction of the second moment applied outside its root",
 }
@@ -84,6 +86,8 @@ MASK = {
     "cautious": "cautious mask without rescaling: only components that agree with the gradient move",
     "cautious rescaled": "cautious mask with rescaling: only components that agree with the gradient move",
     "clip": "update clipped at one",
+    "clip gradient": "gradient clipped at one, each component by itself",
+    "clip norm": "gradient clipped to norm one",
 }
 SIGN = {"down": "steps down the gradient", "up": "steps up the gradient: its sign is wrong"}
 DECAY = {
@@ -98,6 +102,7 @@ DECAY = {
     "sign": "weight decay of the sign of the weight (l1)",
     "scalar": "weight decay subtracts lr times weight_decay itself, not times the weight",
     "cautious": "cautious weight decay: only where it agrees with the step",
+    "twice": "weight decay applied twice, once after the other",
     "both": "weight decay both coupled into the gradient and decoupled",
     "update": "weight decay of the update's size instead of the weight's",
     "wrong sign": "weight decay with the wrong sign: weights grow",
@@ -106,6 +111,7 @@ RATE = {
     "lr": "decay multiplied by lr",
     "alone": "decay not multiplied by lr (independent decay)",
     "max lr": "decay multiplied by lr^2 over the largest lr (corrected decay, AdamC)",
+    "over max lr": "decay by weight_decay times lr over the largest lr (fully decoupled: it follows the schedule only)",
     "first lr": "decay by the constructor's lr: it does not follow the group's",
     "over first lr": "decay divided by the constructor's lr: lr-independent only at that lr",
     "lr squared": "decay multiplied by lr twice",
@@ -159,7 +165,8 @@ def walk(form: Form, start: np.ndarray, grads: np.ndarray, lrs: np.ndarray, hype
         start: Initial weights, shape (row, dim).
         grads: Shape (step, row, dim).
         lrs: Learning rates, shape (step, row, 1).
-        hyper: Arrays that broadcast against `start`: weight_decay, momentum, beta1, beta2, beta3, eps, dampening, nu, mix.
+        hyper: Arrays that broadcast against `start`: weight_decay, momentum, beta1, beta2, beta3, eps, dampening, nu, mix;
+            `max_lr` or None for the largest there is; `single`, the one average of a rule that has no two, or None.
 
     Returns:
         Shape (step, row, dim).
@@ -167,7 +174,7 @@ def walk(form: Form, start: np.ndarray, grads: np.ndarray, lrs: np.ndarray, hype
     w = start.copy()
     memory = SimpleNamespace(m=np.zeros_like(w), slow=np.zeros_like(w), v=np.zeros_like(w), top=np.zeros_like(w))
     path = np.empty_like(grads)
-    top_lr = np.maximum.accumulate(lrs, axis=0)[-1]
+    top_lr = lrs.max(axis=0) if hyper.max_lr is None else hyper.max_lr
     with np.errstate(all="ignore"):
         for i, (g, lr) in enumerate(zip(grads, lrs, strict=True)):
             w = _step(form, w, g, lr, lrs[0], top_lr, memory, hyper, i + 1)
@@ -185,6 +192,8 @@ def _rate(form: Form, lr: np.ndarray, first: np.ndarray, top: np.ndarray, wd: An
             rate = wd
         case "max lr":
             rate = wd * lr * lr / top
+        case "over max lr":
+            rate = wd * lr / top
         case "first lr":
             rate = wd * first
         case "over first lr":
@@ -205,7 +214,10 @@ def _step(form: Form, w: Any, g: Any, lr: Any, first: Any, top: Any, s: SimpleNa
     alpha = h.single if h.single is not None else one
     rate = _rate(form, lr, first, top, h.weight_decay, one, t)
     shift = rate * w
-    grad = g + shift if form.decay in ("gradient", "both") else g
+    if form.mask == "clip gradient":
+        g = np.clip(g, -1, 1)
+    elif form.mask == "clip norm":
+        g = g / np.maximum(np.sqrt((g**2).sum()), 1.0)
     for_momentum = g + shift if form.decay in ("gradient", "both", "momentum only") else g
     for_square = g + shift if form.decay in ("gradient", "both", "square only") else g
     # A momentum of normalized gradients needs the root before the momentum.
@@ -225,9 +237,9 @@ def _step(form: Form, w: Any, g: Any, lr: Any, first: Any, top: Any, s: SimpleNa
             if form.decay == "normalized":
                 d = d + shift * ((1 - one**t) if form.correction in ("both", "momentum") else 1.0)
             d = d / root
-        if form.correction in ("both", "momentum", "rootless") and form.momentum not in ("nadam", "two averages"):
+        if form.correction in ("both", "momentum", "rootless", "late square") and form.momentum not in ("nadam", "two averages"):
             d = d / (1 - one**t)
-        elif form.correction == "late":
+        elif form.correction in ("late", "late momentum"):
             d = d / (1 - one ** (t + 1))
         elif form.correction == "early":
             d = d / (1 - one ** (t - 1))
@@ -253,6 +265,8 @@ def _decayed(form: Form, w: Any, move: Any, rate: Any, shift: Any) -> Any:
     match form.decay:
         case "decoupled" | "both":
             return w - move - shift
+        case "twice":
+            return w * (1 - rate) ** 2 - move
         case "after":
             return (w - move) * (1 - rate)
         case "sign":
@@ -337,8 +351,8 @@ def _root(form: Form, g: Any, s: SimpleNamespace, h: SimpleNamespace, two: Any, 
     if form.square == "maximum":
         s.top = np.maximum(s.top, s.v)
         used = s.top
-    at = {"late": t + 1, "early": t - 1}.get(form.correction, t)
-    bias = 1 - two**at if form.correction in ("both", "square", "late", "early") else 1.0
+    at = {"late": t + 1, "late square": t + 1, "early": t - 1}.get(form.correction, t)
+    bias = 1.0 if form.correction in ("none", "momentum", "rootless") else 1 - two**at
     outside = 1 - two**t if form.correction == "rootless" else 1.0
     power = (lambda x: x) if form.root == "square" else np.sqrt
     match form.eps:

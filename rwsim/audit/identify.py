@@ -44,9 +44,6 @@ class Observed:
             found.append(gap / allowed if np.isfinite(gap) else float("inf"))
         return found
 
-    def only(self, indices: Sequence[int]) -> "Observed":
-        return Observed(*([values[i] for i in indices] for values in (self.scripts, self.paths, self.tolerances)))
-
 
 def rule_paths(rule: type[UpdateRule], scripts: Sequence[Script], given: Mapping[str, Any]) -> list[Tensor]:
     """Where a law goes in every script."""
@@ -110,7 +107,7 @@ class Search:
         plain += [form.changed(correction="none") for form in plain if form.direction == "normalized"]
         stages: list[Iterable[Form]] = [plain, (one for form in plain for one in _neighbours(form))]
         if near is not None:
-            stages[:0] = [_and_neighbours(near), (two for one in _neighbours(near) for two in _neighbours(one))]
+            stages[:0] = [_and_neighbours(near), _second_neighbours(near)]
         for forms in stages:
             if (form := self.exact(forms, indices)) is not None:
                 return form
@@ -148,9 +145,16 @@ def _and_neighbours(form: Form) -> Iterator[Form]:
     yield from _neighbours(form)
 
 
-def _neighbours(form: Form) -> Iterator[Form]:
+def _second_neighbours(form: Form) -> Iterator[Form]:
+    """Forms that differ in two choices, each pair once."""
+    for i, name in enumerate(_CORE):
+        for one in _neighbours(form, [name]):
+            yield from _neighbours(one, _CORE[:i])
+
+
+def _neighbours(form: Form, names: Sequence[str] = tuple(_CORE)) -> Iterator[Form]:
     """Forms that differ in one choice, the decay left aside."""
-    for name in _CORE:
+    for name in names:
         if name in ("square", "correction", "eps", "root", "betas") and form.direction == "linear":
             continue
         for choice in LISTS[name]:
@@ -165,7 +169,7 @@ def _arrays(script: Script, given: Mapping[str, Any], single: bool) -> tuple[np.
     values = SimpleNamespace(
         weight_decay=hyper["weight_decay"], beta1=beta1, beta2=beta2, beta3=beta3,
         single=first if single else None, eps=hyper.get("eps", 0.0), dampening=hyper.get("dampening", 0.0),
-        nu=hyper.get("nu", 1.0), mix=hyper.get("mix", 0.0),
+        nu=hyper.get("nu", 1.0), mix=hyper.get("mix", 0.0), max_lr=hyper.get("max_lr"),
     )  # fmt: skip
     lrs = np.array(script.lrs)[:, None, None] * np.ones((1, len(script.start), 1))
     return script.start.numpy(), script.grads.numpy(), lrs, values
@@ -179,8 +183,8 @@ def law_form(rule: type[UpdateRule], scripts: Sequence[Script], given: Mapping[s
 
 
 def defaults(rule: type[UpdateRule]) -> dict[str, Any]:
-    """What a rule takes where nothing is given."""
-    return {key: value for key, value in rule.hyper.items() if value is not ...}
+    """What a rule takes where nothing is given. The largest lr is that of the scene."""
+    return {key: value for key, value in rule.hyper.items() if value is not ... and key != "max_lr"}
 
 
 def nearest_rule(observed: Observed, given: Mapping[str, Any]) -> tuple[type[UpdateRule], int]:

@@ -8,14 +8,14 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from rwsim.audit import surroundings
 from rwsim.audit.context import Context, Result
 from rwsim.audit.diagnose import diagnose
-from rwsim.audit.finding import FAULT, NOTE, Finding, Outcome
+from rwsim.audit.finding import FAULT, NOTE, Finding, Outcome, Status
 from rwsim.audit.isolation import Message, clean
 from rwsim.audit.probes import PROBES
 from rwsim.audit.subject import Subject, SubjectError, load
@@ -119,7 +119,7 @@ def _scenes(context: Context, probes: Sequence[str]) -> tuple[Sequence[Finding],
 def _probe(context: Context, probe: str) -> tuple[Sequence[Finding], Sequence[Outcome], str]:
     result: Result = PROBES[probe].run(context)
     departed = any(finding.kind != NOTE for finding in result.findings)
-    status: Literal["departed", "held", "not applicable"] = "departed" if departed else "not applicable" if result.reason else "held"
+    status: Status = "departed" if departed else "not applicable" if result.reason else "held"
     return result.findings, [Outcome(probe, status, result.reason, measured=result.measured)], ""
 
 

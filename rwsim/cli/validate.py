@@ -47,7 +47,7 @@ def validate(
     optimizer
         Rule to validate; may be repeated. Default: all of the paper's.
     steps
-        Length of the walk.
+        Length of the walk, until equilibrium and beyond; it goes on for as long as the margin needs unless layers are given.
     neurons
         K, neurons per layer.
     fan_in
@@ -58,7 +58,7 @@ def validate(
         marginal: the exact law of one neuron's gradient, neurons independent. faithful: inputs, batch norm and
         backpropagation as printed; the layer is the unit of the error bars. gaussian: free i.i.d. gradients.
     layers
-        Independent copies of the layer. Default: as many as make up for the steps lost to burn-in.
+        Independent copies of the layer, walked for these steps and no more. Default: one, walked on as the margin needs.
     gamma
         Scales of inputs and outputs: standard normal draws (the paper's) or all one.
     loss_scale

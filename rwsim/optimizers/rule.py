@@ -89,6 +89,34 @@ class UpdateRule:
             values[key] = self._validated(key, value, default)
         self.values = SimpleNamespace(**values)
 
+    @classmethod
+    def each(cls, configs: Iterable[Mapping[str, Any]]) -> "list[UpdateRule]":
+        """The rules of many configs that name the same hyperparameters, as by the constructor; a value is validated once.
+
+        Example:
+            >>> from rwsim.optimizers import SGD
+            >>> SGD.each({"lr": lr, "weight_decay": 0.1} for lr in (1, 2))
+            [SGD(lr=1.0, weight_decay=0.1), SGD(lr=2.0, weight_decay=0.1)]
+        """
+        rules: list[UpdateRule] = []
+        known: dict[tuple[str, Any], Any] = {}
+        names: Any = None
+        for config in configs:
+            if config.keys() != names or cls.__init__ is not UpdateRule.__init__:
+                rules.append(cls(**config))
+                names, base = config.keys(), vars(rules[-1].values)
+                continue
+            values = dict(base)
+            for item in config.items():
+                if item not in known:
+                    key, value = item
+                    known[item] = cls._validated(key, value, cls.hyper[key])
+                values[item[0]] = known[item]
+            rule = cls.__new__(cls)
+            rule.values = SimpleNamespace(**values)
+            rules.append(rule)
+        return rules
+
     @staticmethod
     def _validated(key: str, value: Any, default: Any) -> Any:
         domain = DOMAINS.get(key)

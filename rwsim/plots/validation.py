@@ -41,15 +41,18 @@ def validation_figure(results: Sequence["CaseResult"]) -> Figure:
     )
     for column, result in enumerate(results):
         case, walk = result.case, result.walk
+        # The paper's experiment, not how the walk goes on after it.
+        shown = len(case.approach.deviation)
         step = np.cumsum(walk.lengths)
+        step = step[step <= max(shown, walk.window)]
         order = np.argsort(np.abs(case.layer.gamma_out), kind="stable")
         picks = [order[round(q * (len(order) - 1))] for q in (0.15, 0.5, 0.8, 0.97)]
         for row, quantity in enumerate(rows):
             axis = axes[row][column]
-            traces = walk.trace(quantity)[:, 0]
+            traces = walk.trace(quantity)[: len(step), 0]
             for color, neuron in zip(_NEURON_COLORS, picks, strict=True):
                 axis.plot(step, traces[:, neuron], color=color, lw=0.7)
-            mean = layer_mean(walk, quantity)
+            mean = layer_mean(walk, quantity)[: len(step)]
             axis.plot(step, mean, color="black", lw=1.4, label="layer mean")
             full = getattr(case.full, quantity)
             if case.prediction.paper is not None:
@@ -58,11 +61,11 @@ def validation_figure(results: Sequence["CaseResult"]) -> Figure:
             if quantity == "norm":
                 expected = full * np.sqrt(np.maximum(1 + case.approach.deviation, 0))
                 axis.plot(np.arange(1, len(expected) + 1), expected, color="red", ls=":", lw=1.0, label="expected approach")
-            axis.axvspan(0, walk.steps if case.burn_in is None else case.burn_in, color="0.5", alpha=0.1, lw=0)
+            axis.axvspan(0, shown if case.burn_in is None else case.burn_in, color="0.5", alpha=0.1, lw=0)
             settled = traces[len(traces) // 3 :, picks]
             top = 1.6 * max(float(settled.max()), full) if len(settled) else full
             axis.set_ylim(0, min(top, 1.15 * max(float(np.nanmax(traces[:, picks])), full)))
-            axis.set_xlim(0, walk.steps)
+            axis.set_xlim(0, shown)
             axis.tick_params(labelsize=7)
             axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
             axis.yaxis.get_offset_text().set_fontsize(7)

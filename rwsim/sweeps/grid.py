@@ -279,42 +279,74 @@ class Grid:
         """Every point, the last axis fastest."""
         config, names = self.config, [axis.name for axis in self.axes]
         settings: dict[tuple[Any, ...], Setting] = {}
+        columns = [i for i, name in enumerate(names) if name in SETTINGS]
+        number = names.index("replicate") if "replicate" in names else None
 
-        def setting(values: Mapping[str, Any]) -> Setting:
-            sizes = tuple(values.get(key, getattr(config, key)) for key in ("fan_in", "batch", "loss_scale"))
-            key = (*sizes, values.get("schedule", "constant"))
+        def setting(row: tuple[Any, ...]) -> Setting:
+            key = tuple(row[i] for i in columns)
             if key not in settings:
-                settings[key] = Setting(*key)
-                WalkSettings.checked(fan_in=sizes[0], batch=sizes[1])
-                if not sizes[2] > 0:
-                    raise InvalidArgument("loss_scale", "must lie in (0, inf)", sizes[2])
+                values = {name: getattr(config, name) for name in ("fan_in", "batch", "loss_scale")}
+                values |= {names[i]: row[i] for i in columns}
+                WalkSettings.checked(fan_in=values["fan_in"], batch=values["batch"])
+                if not values["loss_scale"] > 0:
+                    raise InvalidArgument("loss_scale", "must lie in (0, inf)", values["loss_scale"])
+                settings[key] = Setting(**values)
             return settings[key]
 
-        points = []
+        points: list[Point] = []
         for name, rule in zip(config.optimizer, self.rules, strict=True):
-            fixed = {key: value for key, value in config.hyper.items() if key in rule.hyper}
-            swept = {entry: where for entry, where in entries(rule).items() if entry in names}
-            for row in self.rows:
-                values = dict(zip(names, row, strict=True))
-                hyper: dict[str, Any] = dict(fixed)
-                for entry, (key, place) in swept.items():
-                    if place is None:
-                        hyper[key] = values[entry]
-                    else:
-                        hyper[key] = list(hyper.get(key, rule.hyper[key]))
-                        hyper[key][place] = values[entry]
-                points.append(Point(name, rule(**hyper), setting(values), values.get("replicate", 0)))
+            rules = rule.each(self._hyper(rule))
+            points += [
+                Point(name, each, setting(row), 0 if number is None else row[number]) for each, row in zip(rules, self.rows, strict=True)
+            ]
         return tuple(points)
 
-    def key(self, point: Point, engine: str, device: str) -> str:
-        """Hash of everything that a point's numbers depend on."""
+    def _hyper(self, rule: type[UpdateRule]) -> Iterator[dict[str, Any]]:
+        """Hyperparameters of every row for one optimizer."""
+        names = [axis.name for axis in self.axes]
+        fixed: dict[str, Any] = {key: value for key, value in self.config.hyper.items() if key in rule.hyper}
+        fixed = {key: tuple(value) if isinstance(value, list) else value for key, value in fixed.items()}
+        swept = [(names.index(entry), key, place) for entry, (key, place) in entries(rule).items() if entry in names]
+        for row in self.rows:
+            hyper = dict(fixed)
+            for column, key, place in swept:
+                if place is None:
+                    hyper[key] = row[column]
+                else:
+                    pair = hyper.get(key, rule.hyper[key])
+                    hyper[key] = (*pair[:place], row[column], *pair[place + 1 :])
+            yield hyper
+
+    def keys(self, engine: str, device: str) -> tuple[str, ...]:
+        """Of every point, the hash of everything that its numbers depend on, written as JSON with sorted keys."""
         config = self.config
         common = config.model_dump(include={"steps", "neurons", "gradient", "layers", "gamma", "seed"})
-        rule = type(point.rule)
-        # A rule of the user's own is what its text says, whatever it is called.
-        text = "" if RULES.get(rule.name) is rule else inspect.getsource(rule.update)
-        own = [rule.name, text, vars(point.rule.values), vars(point.setting), point.replicate]
-        return hashlib.sha256(json.dumps([common, config.window_steps, own, engine, device], sort_keys=True).encode()).hexdigest()
+        start = f"[{_sorted(common)}, {_sorted(config.window_steps)}, ["
+        rules: dict[type[UpdateRule], str] = {}
+        for rule in self.rules:
+            # A rule of the user's own is what its text says, whatever it is called.
+            text = "" if RULES.get(rule.name) is rule else inspect.getsource(rule.update)
+            rules[rule] = f"{start}{_sorted(rule.name)}, {_sorted(text)}, "
+        names = {rule: [(key, f"{_sorted(key)}: ") for key in sorted(rule.hyper)] for rule in self.rules}
+        # Only the hyperparameters' numbers differ from point to point: JSON proper would take most of a large sweep's start.
+        settings = {setting: _sorted(vars(setting)) for setting in {point.setting for point in self.points}}
+        end = f"], {_sorted(engine)}, {_sorted(device)}]"
+        keys = []
+        for point in self.points:
+            kind, values = type(point.rule), vars(point.rule.values)
+            hyper = ", ".join([label + _number(values[key]) for key, label in names[kind]])
+            text = f"{rules[kind]}{{{hyper}}}, {settings[point.setting]}, {point.replicate}{end}"
+            keys.append(hashlib.sha256(text.encode()).hexdigest())
+        return tuple(keys)
+
+
+def _sorted(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _number(value: float | tuple[float, ...]) -> str:
+    """As JSON has it."""
+    return f"[{', '.join(map(float.__repr__, value))}]" if isinstance(value, tuple) else float.__repr__(value)
 
 
 def entries(rule: type[UpdateRule]) -> dict[str, tuple[str, int | None]]:

@@ -45,7 +45,8 @@ class Ledger:
             self.connection.execute("PRAGMA synchronous=FULL")
             with self._transaction():
                 self.connection.execute("CREATE TABLE IF NOT EXISTS sweep (identity TEXT NOT NULL)")
-                self.connection.execute("CREATE TABLE IF NOT EXISTS outcomes (key TEXT PRIMARY KEY, outcome BLOB NOT NULL) WITHOUT ROWID")
+                # Rows in the order in which they come: sorted by key, each would rewrite pages of others (ledgers of old are).
+                self.connection.execute("CREATE TABLE IF NOT EXISTS outcomes (key TEXT PRIMARY KEY, outcome BLOB NOT NULL)")
                 if not self.connection.execute("SELECT 1 FROM sweep").fetchone():
                     self.connection.execute("INSERT INTO sweep VALUES (?)", (json.dumps(identity),))
                 self.connection.execute(f"PRAGMA application_id={_APPLICATION}")

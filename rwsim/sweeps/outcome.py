@@ -65,12 +65,14 @@ def reduce(walk: Walk) -> list[Outcome]:
     # Of squares, but for the rotation.
     drift = np.abs(last / third - 1) * np.where(np.array(QUANTITIES) == "rotation", 1.0, 0.5)[:, None]
     steady = ((drop < full // 2) | (drift < _DRIFT)).all(0)
-    return [
-        Outcome(
-            int(d) * walk.window, bool(steady[c]), 0, np.stack([x[d:full, c].mean(0) for x in series]), traces[:, :, c].copy()
-        )
-        for c, d in enumerate(drop.max(0))
-    ]  # fmt: skip
+    dropped = drop.max(0)
+    means = np.empty((len(dropped), *drop.shape[:1], series[0].shape[-1]))
+    for c, d in enumerate(dropped):
+        for q, x in enumerate(series):
+            np.add.reduce(x[d:full, c], 0, out=means[c, q])
+    means /= (full - dropped)[:, None, None]
+    apart = traces.transpose(2, 0, 1).copy()
+    return [Outcome(int(d) * walk.window, bool(steady[c]), 0, means[c], apart[c]) for c, d in enumerate(dropped)]
 
 
 def diverged(walk: Walk, config: int, step: int, windows: int) -> Outcome:

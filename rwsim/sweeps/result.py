@@ -1,10 +1,11 @@
 """A sweep's outcomes as labelled data, with the prediction beside the measurement."""
 
 import csv
+import importlib.util
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _TIME_CONSTANTS = 2.0
 # Windows that an error bar from time alone needs.
 _FEW = 4
+# Points whose neurons are looked at at a time.
+_TOGETHER = 256
 UNITS = {
     "norm": "1", "rotation": "radian", "rms_update": "1", "burn_in": "steps", "time_constant": "steps", "diverged": "steps",
     "lr": "1", "weight_decay": "1",
@@ -45,21 +48,30 @@ _LONG = {
 
 
 def need_xarray() -> None:
-    """Refuse before the walk, not after it."""
-    try:
-        import xarray  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise Unavailable("a sweep needs xarray for its results, which is not here; pip install 'rwsim[sweep]'.") from None
+    """Refuse before the walk, not after it; xarray itself takes a second to load, which a walk need not wait for."""
+    if importlib.util.find_spec("xarray") is None:
+        raise Unavailable("a sweep needs xarray for its results, which is not here; pip install 'rwsim[sweep]'.")
+
+
+def load_xarray() -> None:
+    """All that xarray loads, some of it when the first file is written."""
+    import xarray as xr
+
+    xr.Dataset({"x": ("y", np.zeros(1))}).to_netcdf(engine="scipy", format="NETCDF3_64BIT")
 
 
 class Predicted:
     """Predictions of every point at constant hyperparameters: arrays over points, NaN where theory has none.
 
+    Args:
+        grid: Of which points.
+        heard: Called now and then; may raise.
+
     Attributes:
         values: Of each quantity, the form (``norm_exact``, ``norm_paper``, ...), and ``time_constant``.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(self, grid: Grid, heard: Callable[[], None] | None = None) -> None:
         config, points = grid.config, grid.points
         names = (*(f"{quantity}_{form}" for form in ("exact", "paper") for quantity in QUANTITIES), "time_constant")
         self.values = {name: np.full(len(points), math.nan) for name in names}
@@ -73,7 +85,7 @@ class Predicted:
             layer = Layer.draw(setting.fan_in, config.neurons, setting.batch, setting.loss_scale, config.gamma, config.seed)
             rules = [points[i].rule for i in members]
             try:
-                prediction = predict_equilibria(rules, layer.law(config.gradient))
+                prediction = predict_equilibria(rules, layer.law(config.gradient), heard)
             except UnsupportedRule:
                 continue  # measured all the same
             for form, found in (("exact", prediction.exact), ("paper", prediction.paper)):
@@ -86,42 +98,55 @@ class Predicted:
                 self.shares[members, q] = np.tile(values / values.mean(-1, keepdims=True), config.layers)
 
 
-def measure(grid: Grid, outcomes: Sequence[Outcome | None], predicted: Predicted) -> dict[str, np.ndarray]:
-    """Variables over points: what was measured, with errors, and what was predicted."""
-    count, rows = len(grid), grid.config.neurons * grid.config.layers
-    means = np.full((count, 3, rows), math.nan)
-    head = np.zeros((count, 3), dtype=np.int32)  # burn-in, divergence, steadiness
-    for i, outcome in enumerate(outcomes):
-        if outcome is not None:
-            means[i], head[i] = outcome.means, (outcome.burn_in, outcome.diverged, outcome.steady)
-    constant = np.array([point.setting.schedule == "constant" for point in grid.points])
-    long = ~(grid.config.steps - head[:, 0] < _TIME_CONSTANTS * predicted.values["time_constant"])
-    values, errors = means.mean(-1), _errors(grid, means, outcomes, predicted)
-    # Two are roots of a mean square.
-    variables = {quantity: x if quantity == "rotation" else np.sqrt(x) for quantity, x in zip(QUANTITIES, values.T, strict=True)}
-    for quantity, x in zip(QUANTITIES, errors.T, strict=True):
-        variables[f"{quantity}_mcse"] = x if quantity == "rotation" else x / (2 * variables[quantity])
-    settled = (head[:, 2] == 1) & (head[:, 1] == 0) & long & constant
-    return {**variables, **predicted.values, "burn_in": head[:, 0], "settled": settled.astype(np.int8), "diverged": head[:, 1]}
+class Measured:
+    """What was measured of every point, put together as it comes."""
 
+    def __init__(self, grid: Grid) -> None:
+        count = len(grid)
+        self.grid = grid
+        self.there = np.zeros(count, dtype=bool)
+        self.means = np.empty((count, 3, grid.config.neurons * grid.config.layers))
+        self.head = np.zeros((count, 3), dtype=np.int32)  # burn-in, divergence, steadiness
+        self.errors = np.full((count, 3), math.nan)
 
-def _errors(grid: Grid, means: np.ndarray, outcomes: Sequence[Outcome | None], predicted: Predicted) -> np.ndarray:
-    """Standard error of the means over neurons, (point, 3): neurons are independent, each around its own expectation. Where they
-    share inputs (the faithful system), that of the layer's mean over time."""
-    errors = np.full(means.shape[:2], math.nan)
-    if grid.config.gradient == "faithful":
-        window = grid.config.window_steps
-        full = max(1, grid.config.steps // window)
-        for i, outcome in enumerate(outcomes):
-            if outcome is not None and not outcome.diverged and full - outcome.burn_in // window >= _FEW:
-                kept = outcome.traces[:, outcome.burn_in // window : full]
-                errors[i] = [estimate(series[:, None]).mcse for series in kept]
-        return errors
-    rows = means.shape[-1]
-    if rows > 1:
-        shares = np.where(np.isfinite(predicted.shares), predicted.shares, 1.0)
-        errors = np.sqrt(((means - means.mean(-1, keepdims=True) * shares) ** 2).sum(-1) / (rows * (rows - 1)))
-    return errors
+    def add(self, point: int, outcome: Outcome) -> None:
+        """One point's."""
+        self.there[point], self.means[point] = True, outcome.means
+        self.head[point] = outcome.burn_in, outcome.diverged, outcome.steady
+        if self.grid.config.gradient == "faithful":  # neurons share inputs: the error is that of the layer's mean over time
+            window = self.grid.config.window_steps
+            full, first = max(1, self.grid.config.steps // window), outcome.burn_in // window
+            if not outcome.diverged and full - first >= _FEW:
+                self.errors[point] = [estimate(series[:, None]).mcse for series in outcome.traces[:, first:full]]
+
+    def variables(self, predicted: Predicted) -> dict[str, np.ndarray]:
+        """Variables over points: what was measured, with errors, and what was predicted."""
+        grid, head = self.grid, self.head
+        self.means[~self.there] = math.nan
+        constant = np.array([point.setting.schedule == "constant" for point in grid.points])
+        long = ~(grid.config.steps - head[:, 0] < _TIME_CONSTANTS * predicted.values["time_constant"])
+        if grid.config.gradient != "faithful":
+            self._independent_errors(predicted)
+        # Two are roots of a mean square.
+        measured = zip(QUANTITIES, self.means.mean(-1).T, self.errors.T, strict=True)
+        variables, errors = {}, {}
+        for quantity, x, error in measured:
+            variables[quantity] = x if quantity == "rotation" else np.sqrt(x)
+            errors[f"{quantity}_mcse"] = error if quantity == "rotation" else error / (2 * variables[quantity])
+        settled = (head[:, 2] == 1) & (head[:, 1] == 0) & long & constant
+        rest = {"burn_in": head[:, 0], "settled": settled.astype(np.int8), "diverged": head[:, 1]}
+        return {**variables, **errors, **predicted.values, **rest}
+
+    def _independent_errors(self, predicted: Predicted) -> None:
+        """Standard error of the means over neurons that are independent, each around its own expectation."""
+        rows = self.means.shape[-1]
+        if rows == 1:
+            return
+        # Some points at a time: their arrays stay in the processor's cache.
+        for first in range(0, len(self.means), _TOGETHER):
+            means, shares = self.means[first : first + _TOGETHER], predicted.shares[first : first + _TOGETHER]
+            around = means - means.mean(-1, keepdims=True) * np.where(np.isfinite(shares), shares, 1.0)
+            self.errors[first : first + _TOGETHER] = np.sqrt((around**2).sum(-1) / (rows * (rows - 1)))
 
 
 def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule], exact: Equilibrium) -> np.ndarray:

@@ -57,7 +57,7 @@ class Task:
     def job(self) -> Job:
         """What is to be walked."""
         config, setting, kind = self.config, self.setting, find_rule(self.optimizer)
-        rules = tuple(kind(**values) for values in self.hyper)
+        rules = tuple(kind.each(self.hyper))
         layer = Layer.draw(setting.fan_in, config.neurons, setting.batch, setting.loss_scale, config.gamma, config.seed)
         factors = schedule_factors(setting.schedule, config.steps)
         schedule = {} if factors is None else {"lr": factors}
@@ -180,16 +180,27 @@ def plan(grid: Grid, points: Sequence[Point], engine: str, kind: str, workers: i
     return Plan(engine, batch, len(points), work, total / rate, min(batch, len(points)) * (state + kept) * abreast, places)
 
 
-def tasks(grid: Grid, points: Sequence[Point], engine: str, kind: str, batch: int) -> Iterator[tuple[Task, list[Point]]]:
-    """Points in batches that one job can hold, in their order."""
-    groups: dict[tuple[str, Setting], list[Point]] = {}
-    for point in points:
-        groups.setdefault((point.optimizer, point.setting), []).append(point)
+def tasks(
+    grid: Grid, points: Sequence[Point], engine: str, kind: str, batch: int, abreast: int = 0
+) -> Iterator[tuple[Task, list[int]]]:  # fmt: skip
+    """Points in batches that one job can hold, in their order, with the places of each batch's in `points`.
+
+    With `abreast`, the number of batches that are walked side by side, the last batches are smaller, down to a quarter, so that
+    all end at about the same time.
+    """
+    groups: dict[tuple[str, Setting], list[int]] = {}
+    for i, point in enumerate(points):
+        groups.setdefault((point.optimizer, point.setting), []).append(i)
+    left = len(points)
     for (optimizer, setting), members in groups.items():
-        for first in range(0, len(members), batch):
-            some = members[first : first + batch]
-            hyper = tuple(dict(vars(point.rule.values)) for point in some)
-            yield Task(grid.config, optimizer, setting, hyper, tuple(p.replicate for p in some), engine, kind), some
+        first = 0
+        while first < len(members):
+            size = batch if not abreast else min(batch, max(-(-batch // 4), left // (2 * abreast)))
+            some = members[first : first + size]
+            hyper = tuple(dict(vars(points[i].rule.values)) for i in some)
+            yield Task(grid.config, optimizer, setting, hyper, tuple(points[i].replicate for i in some), engine, kind), some
+            first += size
+            left -= len(some)
 
 
 def resolve(grid: Grid) -> tuple[str, str]:
@@ -298,35 +309,35 @@ class Interrupted(RwsimError):
 
 
 def drive(
-    work: Iterator[tuple[Task, list[str]]],
+    work: Iterator[tuple[Task, list[int]]],
     make: Callable[[], Submits],
     flight: int,
-    keep: Callable[[list[tuple[str, Outcome]]], None],
+    keep: Callable[[list[tuple[int, Outcome]]], None],
     stop: threading.Event,
 ) -> None:
-    """Send every task, keep what comes back, and send again what went down with a worker.
+    """Send every task, keep what comes back under its points' places, and send again what went down with a worker.
 
     Raises:
         Interrupted: Ctrl-C; tasks under way are waited for, or ended where they can hear it.
         RwsimError: A task failed, or took a worker down three times.
     """
     pool = make()
-    flying: dict[Future[Any], tuple[Task, list[str], int]] = {}
-    again: list[tuple[Task, list[str], int]] = []
-    fresh = ((task, keys, 0) for task, keys in work)
+    flying: dict[Future[Any], tuple[Task, list[int], int]] = {}
+    again: list[tuple[Task, list[int], int]] = []
+    fresh = ((task, points, 0) for task, points in work)
 
     def collect(done: Sequence[Future[Any]]) -> bool:
         """Whether the executor is whole."""
         whole = True
         for future in done:
-            task, keys, tries = flying.pop(future)
+            task, points, tries = flying.pop(future)
             try:
-                keep(list(zip(keys, future.result(), strict=True)))
+                keep(list(zip(points, future.result(), strict=True)))
             except BrokenExecutor as error:
                 whole = False
                 if tries + 1 >= _TRIES:
                     raise RwsimError(f"a worker ended {_TRIES} times at {task.optimizer}, {task.hyper[0]}: {error}.") from error
-                again.append((task, keys, tries + 1))
+                again.append((task, points, tries + 1))
         return whole
 
     try:
@@ -350,9 +361,9 @@ def drive(
             if future.cancel():
                 flying.pop(future)
         for future in list(flying):
-            _, keys, _ = flying.pop(future)
+            _, points, _ = flying.pop(future)
             try:
-                keep(list(zip(keys, future.result(), strict=True)))
+                keep(list(zip(points, future.result(), strict=True)))
             except (Exception, KeyboardInterrupt):
                 continue  # it did not finish
         raise Interrupted("interrupted") from None

@@ -1,10 +1,12 @@
 """`sweep`: from a configuration to labelled results, by way of a ledger."""
 
+import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,9 @@ from rwsim.walk.simulate import single_threaded
 
 if TYPE_CHECKING:
     import xarray
+
+# Seconds after which Python's threads take turns while cards walk.
+_INTERVAL = 2e-4
 
 
 @dataclass(frozen=True)
@@ -95,22 +100,33 @@ def sweep(
         raise InvalidArgument("workers", "must be at least 1", workers)
     if not isinstance(config, SweepConfig):
         config = SweepConfig.checked(**config)
+    with _frozen():
+        return _sweep(config, Path(out), resume, executor, workers, scheduler, planned, progress)
+
+
+def _sweep(
+    config: SweepConfig, folder: Path, resume: bool, executor: Any, workers: int | None, scheduler: str,
+    planned: Callable[[Plan, int], None] | None, progress: Callable[[int], None] | None,
+) -> Sweep:  # fmt: skip
     grid = Grid.of(config)
     engine, device = resolve(grid)
-    keys = tuple(grid.key(point, engine, device) for point in grid.points)
+    keys = grid.keys(engine, device)
     identity = {**config.model_dump(mode="json", exclude={"engine", "device"}), "engine": engine, "device": device}
-    folder = Path(out)
     ledger = Ledger(folder, identity, resume)
     try:
-        kept = ledger.keys()
-        missing = [i for i, key in enumerate(keys) if key not in kept]
+        measured = result.Measured(grid)
+        missing = list(range(len(keys)))
+        if ledger.keys():
+            kept = ledger.get(keys)
+            missing = [i for i, outcome in enumerate(kept) if outcome is None]
+            for i, outcome in enumerate(kept):
+                if outcome is not None:
+                    measured.add(i, outcome)
         # While cards walk the processor is free; the blocked engine has no core to spare for this, and forks.
-        with ThreadPoolExecutor(1) as aside:
-            soon = aside.submit(result.Predicted, grid) if device == "cuda" else None
+        with _aside(grid) if device == "cuda" else nullcontext(lambda: result.Predicted(grid)) as predicted:
             if missing:
-                _walk(grid, keys, missing, engine, device, ledger, executor, workers, scheduler, planned, progress)
-            predicted = result.Predicted(grid) if soon is None else soon.result()
-        variables = result.measure(grid, ledger.get(keys), predicted)
+                _walk(grid, keys, missing, engine, device, ledger, measured, executor, workers, scheduler, planned, progress)
+            variables = measured.variables(predicted())
         data = result.dataset(grid, variables, result.provenance(grid, engine, device))
         result.write_netcdf(data, folder / "sweep.nc")
         return Sweep(grid, data, keys, identity, folder)
@@ -118,9 +134,48 @@ def sweep(
         ledger.close()
 
 
+@contextmanager
+def _frozen() -> Iterator[None]:
+    """Garbage is looked for among what is new: with all that torch and sympy hold, one search takes as long as the rest of a start."""
+    ours = gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
+
+
+@contextmanager
+def _aside(grid: Grid) -> Iterator[Callable[[], result.Predicted]]:
+    """Predict in a thread; what is given waits for it. An error or Ctrl-C does not: the thread hears of it and ends."""
+    ended = threading.Event()
+
+    def heard() -> None:
+        if ended.is_set():
+            raise CancelledError
+
+    def work() -> result.Predicted:
+        predicted = result.Predicted(grid, heard)
+        heard()
+        result.load_xarray()
+        return predicted
+
+    # A thread that launches kernels is not to wait for one that computes: by default 5 ms whenever it waited for a card.
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(_INTERVAL)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield pool.submit(work).result
+        finally:
+            ended.set()
+            sys.setswitchinterval(interval)
+
+
 def _walk(
-    grid: Grid, keys: tuple[str, ...], missing: list[int], engine: str, device: str, ledger: Ledger, chosen: Any,
-    workers: int | None, scheduler: str, planned: Callable[[Plan, int], None] | None, progress: Callable[[int], None] | None,
+    grid: Grid, keys: tuple[str, ...], missing: list[int], engine: str, device: str, ledger: Ledger, measured: result.Measured,
+    chosen: Any, workers: int | None, scheduler: str, planned: Callable[[Plan, int], None] | None,
+    progress: Callable[[int], None] | None,
 ) -> None:  # fmt: skip
     """Walk the points that are missing, and keep them."""
     points = [grid.points[i] for i in missing]
@@ -130,13 +185,14 @@ def _walk(
     if planned is not None:
         planned(found, len(keys) - len(missing))
     stop = threading.Event()
-    names = {id(point): keys[i] for point, i in zip(points, missing, strict=True)}
-    work = ((task, [names[id(p)] for p in some]) for task, some in tasks(grid, points, engine, device, found.batch))
+    work = tasks(grid, points, engine, device, found.batch, 2 * len(found.devices) if device == "cuda" else 0)
     done = 0
 
-    def keep(outcomes: list[tuple[str, Outcome]]) -> None:
+    def keep(outcomes: list[tuple[int, Outcome]]) -> None:
         nonlocal done
-        ledger.put(outcomes)
+        ledger.put((keys[missing[i]], outcome) for i, outcome in outcomes)
+        for i, outcome in outcomes:
+            measured.add(missing[i], outcome)
         done += len(outcomes)
         if progress is not None:
             progress(done)

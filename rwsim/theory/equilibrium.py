@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sympy as sp
+from numpy.typing import NDArray
 from sympy.printing.numpy import NumPyPrinter
 
 from rwsim.errors import InvalidArgument, NoEquilibrium, RwsimError, UnsupportedRule
@@ -35,6 +36,10 @@ _LAGS = 4096
 # Newton's method for the normalizer of one coordinate stops at this relative step; what is left is of the order of its square.
 _ROOT_STEP = 1e-6
 _ROOT_STEPS = 200
+# Configs whose coordinates are held at a time: some arrays of 1 MiB at C = 128.
+_TOGETHER = 1024
+# What Table 1's columns hang on besides hyperparameters.
+_PAPER = (sym.C, paper.grad_norm_sq, paper.unit_grad_norm_sq, paper.unit_grad_l1)
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ class Predictions:
     reasons: tuple[str, ...]
 
 
-def predict_equilibria(rules: Sequence[UpdateRule], law: GradientLaw) -> Predictions:
+def predict_equilibria(rules: Sequence[UpdateRule], law: GradientLaw, heard: Callable[[], None] | None = None) -> Predictions:
     """Equilibria of many configs of one rule under `law`, each the same bits in any company.
 
     A config without an equilibrium is NaN, and says why in `reasons`. Memory does not grow but for the result.
@@ -127,6 +132,7 @@ def predict_equilibria(rules: Sequence[UpdateRule], law: GradientLaw) -> Predict
     Args:
         rules: At least one, all of one class.
         law: Their common gradient law.
+        heard: Called now and then; may raise.
 
     Raises:
         InvalidArgument: No rules, or rules of several classes.
@@ -146,10 +152,15 @@ def predict_equilibria(rules: Sequence[UpdateRule], law: GradientLaw) -> Predict
     shape = (len(rules), len(law.own_spread))
     exact, table = (Equilibrium(*np.full((3, *shape), math.nan)) for _ in range(2))
     reasons = [""] * len(rules)
+    flat = [sym.flat(rule.values) for rule in rules]
+    alike = _alike(type(rules[0]), flat)
+    done = _at_once(rules, flat, alike, law, exact, table) if settled(type(rules[0])).square is not None else np.zeros(len(rules), bool)
     # Neighbours in this order share all but their first hyperparameters, lr and decay: what they share is computed once.
-    for i in sorted(range(len(rules)), key=lambda i: sym.flat(rules[i].values)[::-1]):
+    for i in sorted(np.flatnonzero(~done).tolist(), key=lambda i: flat[i][::-1]):
+        if heard is not None:
+            heard()
         try:
-            found = predict_equilibrium(rules[i], law.first if _alike(rules[i]) else law)
+            found = predict_equilibrium(rules[i], law.first if alike[i] else law)
         except NoEquilibrium as error:
             reasons[i] = str(error)
             continue
@@ -159,16 +170,67 @@ def predict_equilibria(rules: Sequence[UpdateRule], law: GradientLaw) -> Predict
     return Predictions(table if type(rules[0]).name in paper.TABLE_1 else None, exact, tuple(reasons))
 
 
-def _alike(rule: UpdateRule) -> bool:
-    """Whether all neurons have one prediction: the gradient's size cancels, and Table 1 lacks it as well."""
-    column = paper.TABLE_1.get(rule.name)
+def _columns(flat: Sequence[Sequence[float]]) -> list[Array]:
+    """Each hyperparameter of some configs, shape (config, 1)."""
+    return list(np.array(flat, dtype=np.float64).T[..., None])
+
+
+def _alike(kind: type[UpdateRule], flat: Sequence[Sequence[float]]) -> NDArray[np.bool_]:
+    """Of which configs all neurons have one prediction: the gradient's size cancels, and Table 1 lacks it as well."""
+    column, response = paper.TABLE_1.get(kind.name), settled(kind)
     if column is not None and any(form.has(*paper.GRADIENT) for form in (column.norm, column.rotation, column.rms_update)):
-        return False
-    response, hyper = settled(type(rule)), sym.flat(rule.values)
+        return np.zeros(len(flat), bool)
     if response.square is None:
-        return response.direction == "sign"
-    weight_part, slope = numeric(type(rule), (square(type(rule))[0], _forms(type(rule)).slope), (sym.normalizer,))(*hyper, 1.0)
-    return weight_part == 0 and slope == -2
+        return np.full(len(flat), response.direction == "sign")
+    weight_part, slope = numeric(kind, (square(kind)[0], _forms(kind).slope), (sym.normalizer,))(*_columns(flat), 1.0)
+    return np.broadcast_to((np.asarray(weight_part) == 0) & (np.asarray(slope) == -2), (len(flat), 1))[:, 0]
+
+
+def _at_once(
+    rules: Sequence[UpdateRule], flat: Sequence[Sequence[float]], alike: NDArray[np.bool_], law: GradientLaw, exact: Equilibrium,
+    table: Equilibrium,
+) -> NDArray[np.bool_]:  # fmt: skip
+    """Put the predictions of configs that are alike for all neurons into `exact` and `table`, and say which are done.
+
+    What a weight's gradient sustains does not depend on the gradient's size there, so that `ToySystem.settle` needs no
+    iteration, and configs take the place of neurons. One that is not plainly stable is left to `predict_equilibrium`, which
+    knows the reason.
+    """
+    kind, first = type(rules[0]), law.first
+    done = np.zeros(len(rules), bool)
+    free = np.array([getattr(rule.values, "lr", 1) != 0 and getattr(rule.values, "weight_decay", 1) != 0 for rule in rules])
+    members = np.flatnonzero(alike & free)
+    if not len(members):
+        return done
+    forms, column = _forms(kind), paper.TABLE_1.get(kind.name)
+    scales = numeric(kind, (forms.weight[0], forms.turn[0], forms.update[0], square(kind)[1]), ())
+    weight = numeric(kind, (forms.weight[1],), (sym.normalizer,))
+    rest = numeric(kind, (forms.turn[1], forms.update[1]), (sym.normalizer,))
+    conditions = numeric(kind, _stability(kind), (sym.normalizer,))
+    start = first.second_moment(first.own_spread)
+    for begin in range(0, len(members), _TOGETHER):
+        some = members[begin : begin + _TOGETHER]
+        columns = _columns([flat[i] for i in some])
+        with np.errstate(all="ignore"):
+            weight_scale, turn_scale, update_scale, grad_part = scales(*columns)
+            spread = weight_scale * (start * weight(*columns, np.sqrt(grad_part * start))[0])
+            grad_sq = first.second_moment(spread)
+            root = np.sqrt(grad_part * grad_sq)
+            fine = ((spread > 0) & np.isfinite(spread) & _stable(conditions(*columns, root))).all(-1)
+            turn, update = rest(*columns, root)
+            weight_sq = spread.sum(-1)
+            relative_sq = np.minimum(2 * (spread * (turn_scale * turn)).sum(-1) / weight_sq, 4.0)
+            found = weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), (grad_sq * (update_scale * update)).sum(-1)
+            printed: tuple[Array, ...] = ()
+            if column is not None:  # without the gradient's moments, or the configs were not alike
+                given = numeric(kind, (column.norm, column.rotation, column.rms_update), _PAPER)(*columns, law.fan_in, *[math.nan] * 3)
+                norm, angle, update_rms = (np.broadcast_to(np.asarray(x, dtype=float), (len(some), 1))[:, 0] for x in given)
+                printed = norm**2, angle, update_rms**2
+        for whole, parts in ((exact, found), (table, printed)):
+            for array, part in zip((whole.norm_sq, whole.angle, whole.update_sq), parts, strict=False):
+                array[some[fine]] = part[fine, None]
+        done[some[fine]] = True
+    return done
 
 
 def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:
@@ -483,10 +545,7 @@ def _paper(rule: UpdateRule, law: GradientLaw, spread: Array, moment: Array) -> 
     if column is None:
         return None
     unit_moment = moment * spread.sum(-1, keepdims=True)
-    forms = numeric(
-        type(rule), (column.norm, column.rotation, column.rms_update),
-        (sym.C, paper.grad_norm_sq, paper.unit_grad_norm_sq, paper.unit_grad_l1),
-    )  # fmt: skip
+    forms = numeric(type(rule), (column.norm, column.rotation, column.rms_update), _PAPER)
 
     def evaluate(unit_moment: Array) -> list[Array]:
         arguments = (law.fan_in, moment.sum(-1), unit_moment.sum(-1), np.sqrt(unit_moment).sum(-1))

@@ -9,6 +9,7 @@ with one gain for the buffers and another for the gradient of the step, and whit
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -24,10 +25,18 @@ _e_sq, _e_grad = sp.symbols("e_sq e_grad", nonnegative=True)
 
 
 class Compiled:
-    """Expressions as a function of numbers (fast) or of arrays."""
+    """Expressions as a function of numbers (fast) or of arrays, compiled when first asked for: that takes longer than many walks."""
 
     def __init__(self, arguments: tuple[Any, ...], expressions: list[Any]) -> None:
-        self.numbers, self.arrays = (sp.lambdify(arguments, expressions, modules, cse=True) for modules in ("math", "numpy"))
+        self.arguments, self.expressions = arguments, expressions
+
+    @cached_property
+    def numbers(self) -> Callable[..., list]:
+        return sp.lambdify(self.arguments, self.expressions, "math", cse=True)
+
+    @cached_property
+    def arrays(self) -> Callable[..., list]:
+        return sp.lambdify(self.arguments, self.expressions, "numpy", cse=True)
 
     def of(self, arrays: bool) -> Callable[..., list]:
         return self.arrays if arrays else self.numbers
@@ -142,8 +151,7 @@ def recurrence(rule: type[UpdateRule]) -> Recurrence:
     update_sq = new_g[0, 0] if response.argument is None else response.sign_drive[0] ** 2
     outputs = [*listed(new + white), *listed(with_e), lagged, update_sq, *((a0 + a2 * _e_sq / 2) * mu)]
     outputs += [*listed(new_g), *listed(with_eg)] if separate else []
-    still = {x: 0 for x in (_e_sq, _e_grad, *ge, *listed(pe), *listed(pge))}
-    plain = [x.subs(still) for x in listed(new + white)]
+    plain = listed(a * p * a.T + grad * b * b.T + white)
     normalizer, plain_normalizer = (None, None) if response.square is None else _normalizer(response, hyper, p, mu)
     known = (*hyper, sym.t, sym.normalizer)
     matrices = (*listed(p), *listed(pe), *listed(pg), *listed(pge))

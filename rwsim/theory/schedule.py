@@ -83,11 +83,15 @@ def expected_path(rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapp
     if not 0 < start_sq < math.inf:
         raise InvalidArgument("start_sq", "must lie in (0, inf)", start_sq, "give the mean square of the starting weights")
     values = hyper_values(rule, schedule, steps)
-    alike = replace(law.first, gamma_in=np.ones((1, law.fan_in))) if isinstance(law, ToySystem) and _scale_free(rule) else law
-    walker = _Walker(type(rule), alike, start_sq, plain=False)
+    walker = _Walker(type(rule), _simplest(rule, law), start_sq, plain=False)
     with np.errstate(all="ignore"):
         found = _iterated(walker.take, values, 3)
         return Path(np.sqrt(found[0]), found[1], np.sqrt(found[2]), *equilibria(rule, law, values))
+
+
+def _simplest(rule: UpdateRule, law: GradientLaw) -> GradientLaw:
+    """One neuron of alike coordinates where that makes no difference: it is walked in plain numbers."""
+    return replace(law.first, gamma_in=np.ones((1, law.fan_in))) if isinstance(law, ToySystem) and _scale_free(rule) else law
 
 
 def _scale_free(rule: UpdateRule) -> bool:
@@ -101,7 +105,7 @@ def _scale_free(rule: UpdateRule) -> bool:
 
 def plain_norm(rule: UpdateRule, law: GradientLaw, steps: int, start_sq: float) -> Array:
     """The norm of `expected_path` without what is of higher order than the closed forms of `equilibrium`, shape (time,)."""
-    walker = _Walker(type(rule), law, start_sq, plain=True)
+    walker = _Walker(type(rule), _simplest(rule, law), start_sq, plain=True)
     with np.errstate(all="ignore"):
         return np.sqrt(_iterated(walker.take_plain, hyper_values(rule, {}, steps), 1)[0])
 
@@ -311,7 +315,8 @@ class _Walker:
             past, k, *_ = r.argument.of(arrays)(*hyper, *self.p)
             gain = (2 / math.pi / (past + k**2 * grad)) ** 0.5
         self.p = r.plain.of(arrays)(*hyper, t, root, grad, gain, gain, *self.p)
-        return (float(np.mean(self.total(self.p[0]))),)
+        norm_sq = self.total(self.p[0])
+        return (float(norm_sq.sum()) / norm_sq.size if arrays else norm_sq,)
 
     def _means(self, angle: Any, update: Any) -> tuple[float, float, float]:
         if not self.arrays:

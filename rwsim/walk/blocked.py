@@ -39,6 +39,8 @@ _PIECE = 16
 # Coordinates of a block, about, and blocks of a group at most. Where an array has left the second cache, calls on it are slower by
 # less than the number of calls saves.
 _BLOCK, _BLOCKS = 8192, 8
+# And at least, where there are as many: what calls cost beside their work makes one block take as long as two.
+_FEWEST = 2
 # Element-steps below which starting processes costs more than it saves.
 _SMALL = 3e7
 _CPU = torch.device("cpu")
@@ -70,7 +72,7 @@ def block_rows(fan_in: int) -> int:
 
 
 def groups(job: Job, processes: int) -> list[Group]:
-    """Every row in one group; as large as suits the cache, but one for each process."""
+    """Every row in one group; as large as suits the cache, but one for each process unless they become too small."""
     rows = block_rows(job.layer.fan_in)
     blocks = -(-job.rows // rows)
     shares = [(configs[0], len(configs)) for _, configs in programs(job) if configs == list(range(configs[0], configs[-1] + 1))]
@@ -81,7 +83,7 @@ def groups(job: Job, processes: int) -> list[Group]:
         ]  # fmt: skip
         if len(found) >= processes:
             return sorted(found)
-    size = next((m for m in range(min(_BLOCKS, blocks), 1, -1) if job.configs * -(-blocks // m) >= processes), 1) * rows
+    size = next((m for m in range(min(_BLOCKS, blocks), 1, -1) if job.configs * -(-blocks // m) >= processes), min(_FEWEST, blocks)) * rows
     return [Group(config, 1, first, min(size, job.rows - first)) for config in range(job.configs) for first in range(0, job.rows, size)]
 
 

@@ -126,7 +126,8 @@ class Job:
         if self.layer.normalization != "batch":
             common.append(self.layer.normalization)
         numbers = self.replicates or (0,) * self.configs
-        texts = (json.dumps([*common, vars(rule.values), int(number)]) for rule, number in zip(self.rules, numbers, strict=True))
+        start = json.dumps(common)[:-1]
+        texts = (f"{start}, {json.dumps(vars(rule.values))}, {int(number)}]" for rule, number in zip(self.rules, numbers, strict=True))
         return tuple(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") for text in texts)
 
     def hyper(self, config: int, step: int) -> SimpleNamespace:

@@ -17,9 +17,8 @@ def scenes(make: Maker) -> list[Script]:
     impulse[0] = 1.0 + make.randn(2, 3).abs()
     ratios = torch.logspace(-2.5, 2.5, 181, dtype=torch.float64).reshape(1, -1)
     flips = torch.cat([torch.ones(1, *ratios.shape, dtype=torch.float64), -ratios[None]])
-    none = {"weight_decay": 0.0}
     return [
-        make("an impulse", torch.zeros(2, 3, dtype=torch.float64), impulse, **none),
-        make("gradients of size one", torch.zeros(2, 4, dtype=torch.float64), torch.sign(make.randn(12, 2, 4)), **none),
-        make("flips", torch.zeros_like(ratios), flips, **none),
+        make("an impulse", torch.zeros(2, 3, dtype=torch.float64), impulse, weight_decay=0.0),
+        make("gradients of size one", torch.zeros(2, 4, dtype=torch.float64), torch.sign(make.randn(12, 2, 4)), weight_decay=0.0),
+        make("flips", torch.zeros_like(ratios), flips, weight_decay=0.0),
     ]
