@@ -148,10 +148,14 @@ def test_an_audit_that_cannot_finish_exits_three(monkeypatch, capsys):
 
 def test_ctrl_c_ends_the_child_and_exits_three(tmp_path):
     command = [sys.executable, "-m", "rwsim.cli", "audit", "mine.py:Hangs", "--probe", "P1", "--json", "r.json"]
-    Path("mine.py").write_text(MINE.replace('print("waiting", flush=True)', "open('pid', 'w').write(str(__import__('os').getpid()))"))
+    Path("mine.py").write_text(
+        MINE.replace(
+            'print("waiting", flush=True)', "Hangs.built += 1; Hangs.built == 4 and open('pid', 'w').write(str(__import__('os').getpid()))"
+        )
+    )
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 120
-    while not Path("pid").exists() and time.monotonic() < until:
+    while not (Path("pid").exists() and Path("pid").read_text()) and time.monotonic() < until:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -179,7 +183,9 @@ CHANGES = {
     "a fault that was a convention": (report([replace(TWICE, kind="convention")]), report([TWICE]), [("decay-twice", "worse")]),
     "other wording": (report([TWICE]), report([replace(TWICE, text="Twice.")]), []),
     "identity": (report(law=None), report(identity="adam_l2: another", law=None), [("identity", "worse")]),
-    "not probed now": (report([TWICE], ("held", "departed")), report([], ("held",)), [("fault decay-twice", "different"), ("P2", "different")]),
+    "not probed now": (
+        report([TWICE], ("held", "departed")), report([], ("held",)), [("fault decay-twice", "different"), ("P2", "different")],
+    ),
     "two of a code": (report([TWICE]), report([TWICE, replace(TWICE, text="Again.")]), [("fault decay-twice", "worse")]),
 }  # fmt: skip
 

@@ -87,7 +87,8 @@ def test_writing_into_an_array_is_found():
 def test_by_file_and_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("opt.py").write_text(
-        "from tests.test_audit_transform import sgd as base\ndef sgd(learning_rate, momentum):\n    return base(learning_rate, momentum)\n"
+        "from tests.test_audit_transform import sgd as base\n"
+        "def sgd(learning_rate, momentum, wd=0.0):\n    return base(learning_rate, momentum, wd)\n"
     )
     assert rwsim.audit("opt.py:sgd", probes=["P1", "P3"]).passed
 

@@ -87,7 +87,8 @@ def audit(
         with closing(run(work, tasks, seconds=seconds, memory=int(memory * 2**30))) as messages:
             for message in messages:
                 if isinstance(message, Death):
-                    found, ended = _death(message, [probe for probe in chosen if probe not in outcomes])
+                    # After its last word on a task it belongs to that task still; before the first it ends all that are left.
+                    found, ended = _death(message, chosen if message.task else [p for p in chosen if p not in outcomes])
                     findings += found
                     outcomes |= ended
                 elif message.kind == "begun" and progress is not None:

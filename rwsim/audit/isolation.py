@@ -27,7 +27,7 @@ import torch
 from rwsim.errors import Unavailable
 
 # More output than STORM is a finding; a child that prints more than _FLOOD is ended; writing more fails in the child itself.
-STORM, _FLOOD, _OUTPUT_LIMIT = 1 << 16, 32 << 20, 64 << 20
+STORM, _FLOOD, _OUTPUT_LIMIT = 1 << 16, 32 << 20, 1 << 30
 # How often the parent looks whether the child lives and what it takes, in milliseconds; what it says is read at once.
 _GLANCE = 50
 # Longer than what a fatal signal writes: a traceback and the names of all extension modules.
