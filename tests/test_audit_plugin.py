@@ -18,6 +18,10 @@ class MyAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             (one, two), lr = group["betas"], group["lr"]
             for p in group["params"]:
@@ -32,6 +36,7 @@ class MyAdamW(torch.optim.Optimizer):
                 root = (s["v"] / (1 - two ** s["t"])).sqrt() + group["eps"]
                 p.mul_(1 - lr * group["weight_decay"])
                 p.sub_(lr * s["m"] / (1 - one ** s["t"]) / root)
+        return loss
 """
 THREE_LINES = """\
 from mine import MyAdamW
