@@ -40,34 +40,36 @@ def spin():
 def _small(monkeypatch, tmp_path):
     """One short scene a probe is enough here, and a second probe that any optimizer holds."""
     monkeypatch.chdir(tmp_path)
+    first = SimpleNamespace(TITLE="first", scenes=_armed)
     room = SimpleNamespace(TITLE="last", run=_last)
-    monkeypatch.setattr(inside, "PROBES", {"P1": PROBES["P1"], "P2": room})
-    monkeypatch.setattr(importlib.import_module("rwsim.audit.audit"), "PROBES", {"P1": PROBES["P1"], "P2": room})
+    monkeypatch.setattr(inside, "PROBES", {"P1": first, "P2": room})
+    monkeypatch.setattr(importlib.import_module("rwsim.audit.audit"), "PROBES", {"P1": first, "P2": room})
+
+
+def _armed(make):
+    """P1, in which the faulty class misbehaves; when the audit tries what it takes it behaves."""
+    os.environ["ARMED"] = "1"  # in the child
+    return PROBES["P1"].scenes(make)
 
 
 def _last(context):
     """Holds, and says which process it ran in."""
+    os.environ.pop("ARMED", None)
     return Result(measured={"pid": os.getpid()})
 
 
 def audited(step: str, *, before: str = "", start: str = "pass", seconds: float = 20.0, memory: float = 16.0, name: str = "opt.py"):
-    """Audit a good SGD that also does `before` at import, `start` in its constructor, and `step` at each step.
-
-    The first that is built behaves: on it the audit tries what the class takes.
-    """
+    """Audit a good SGD that also does `before` at import, `start` in its constructor, and `step` at each step of P1."""
     text = f"""{HEAD}
 {before}
 
 class Faulty(Base):
-    built = 0
-
     def __init__(self, params, lr=0.1, momentum=0.9, weight_decay=0.0):
         super().__init__(params, lr, momentum, weight_decay)
-        Faulty.built += 1
         {start}
 
     def step(self, closure=None):
-        if Faulty.built > 1:
+        if "ARMED" in os.environ:
             self.misbehave()
         return super().step(closure)
 

@@ -1,5 +1,6 @@
 """Optax-style gradient transformations are audited like torch's optimizers."""
 
+import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,6 +120,7 @@ def test_the_class_is_an_optimizer_of_torchs_kind():
             mine, optimizer = copied, again
     torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
     assert optimizer.state[mine]["leaf 0"].dtype == torch.int32  # a count stays one
+    assert copy.deepcopy(optimizer).state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
     optimizer.zero_grad()
     before = mine.detach().clone()
     optimizer.step()

@@ -50,6 +50,14 @@ def walk(rate: float, alpha: float, rows: int, burn_in: int, steps: int, rng: np
     return sums
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.8])
+def test_steps_have_one_direction_less_than_weights(alpha):
+    """Without decay to speak of a step sums Gaussian vectors of C - 1 directions: Var ||Delta||^2 / (E ||Delta||^2)^2 = 2 / (C - 1)."""
+    groups = Groups.by_size(np.ones(16))
+    found = fluctuations(*sgdm(1e-7, alpha), groups, np.ones(1), lengths_variance=0.0, answer=1.0)
+    assert found.step == pytest.approx(2 / 15, rel=1e-3)
+
+
 @pytest.mark.parametrize("seed", SEEDS[:1])
 @pytest.mark.parametrize(("rate", "alpha"), [(1e-2, 0.5), (3e-3, 0.9)])
 def test_fluctuations_of_a_walk(rate, alpha, seed):

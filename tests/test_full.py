@@ -215,6 +215,16 @@ def test_accuracy_over_the_design(file):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", ["accuracy.csv", "accuracy-1.csv"])
+@pytest.mark.parametrize("quantity", QUANTITIES)
+def test_estimates_are_of_use(file, quantity):
+    """At the median at most three times the error."""
+    rows = all_judged(file)
+    estimates, found = [row[f"{quantity}_error"] for row in rows], [abs(row[f"full_{quantity}"]) for row in rows]
+    assert np.median(estimates) <= 3 * np.median(found), table(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["accuracy.csv", "accuracy-1.csv"])
 def test_no_valid_point_is_off_by_one_percent(file):
     rows = [row for row in all_judged(file) if row["valid"]]
     assert (errors(rows) <= 0.01).all(), table(rows)

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from rwsim.audit.finding import Finding
 from rwsim.audit.script import BASE
@@ -60,17 +61,35 @@ class Context:
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """float64 where the optimizer takes it, else float32.
+        """float64 where the optimizer takes it and computes in it, else float32.
 
         Raises:
             SubjectError: It takes neither.
         """
-        start = torch.ones(2, 3, dtype=torch.float64)
-        grads = [[torch.full_like(start, 0.5)], [torch.full_like(start, -0.25)]]
         try:
-            if bool(self.subject.walk([start], grads, self.hyper)[-1][0].isfinite().all()):
+            double = self._path(torch.float64)
+            if bool(double.isfinite().all()) and self._keeps_double(double):
                 return torch.float64
         except SubjectError:
             pass
-        self.subject.walk([start.float()], [[g.float() for g in grad] for grad in grads], self.hyper)
+        self._path(torch.float32)
         return torch.float32
+
+    def _path(self, dtype: torch.dtype, weights: float = 0.0, gradients: float = 0.0) -> Tensor:
+        """Where a few steps lead, with weights and gradients changed by these shares, each element by another."""
+        generator = torch.Generator().manual_seed(1)
+        start, *grads = (1 + torch.rand(4, 2, 6, generator=generator, dtype=torch.float64)).unbind()
+        shares = torch.linspace(0.5, 1, 12, dtype=torch.float64).reshape(2, 6)
+        changed = [[(grad * (1 + gradients * shares)).to(dtype)] for grad in grads]
+        return self.subject.walk([(start * (1 + weights * shares)).to(dtype)], changed, self.hyper)[-1][0].double()
+
+    def _keeps_double(self, path: Tensor) -> bool:
+        """Whether a change far below float32's resolution passes through: of the weights, and of gradients that matter at all."""
+        for weights, gradients in ((1.0, 0.0), (0.0, 1.0)):
+            large = (self._path(torch.float64, weights, gradients) - path).abs()
+            small = (self._path(torch.float64, 1e-10 * weights, 1e-10 * gradients) - path).abs()
+            # A sign does not feel small changes and hardly large ones: only what follows a large change must follow a small one.
+            follows = large > 1e-3
+            if bool(follows.any()) and not bool(((small > 0) & (small < 1e-8))[follows].float().mean() > 0.5):
+                return False
+        return True

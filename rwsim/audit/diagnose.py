@@ -62,7 +62,8 @@ class Diagnosis:
 
 def _observe(context: Context, scenes: Sequence[Script]) -> tuple[list[Script], list[Tensor], list[Finding], dict[str, str]]:
     """Run every scene. One that the constructor refuses is left out; one that breaks a step, or is not finite, is a finding."""
-    ran, paths, findings, refused = [], [], [], {}
+    ran, paths, refused = [], [], {}
+    broken: dict[str, list[Script]] = {}
     for scene in scenes:
         try:
             path = scene.subject(context.subject, context.dtype)
@@ -70,10 +71,14 @@ def _observe(context: Context, scenes: Sequence[Script]) -> tuple[list[Script], 
             if error.doing != "step()":
                 refused[scene.name] = str(error)
                 continue
-            findings.append(Finding("step-raises", FAULT, "high", f"{error} ({scene.name}).", (scene.probe,)))
+            broken.setdefault(str(error), []).append(scene)
             continue
         ran.append(scene)
         paths.append(path)
+    findings = [
+        Finding("step-raises", FAULT, "high", f"{error} ({', '.join(s.name for s in on)}).", tuple(dict.fromkeys(s.probe for s in on)))
+        for error, on in broken.items()
+    ]
     return ran, paths, findings, refused
 
 
@@ -88,10 +93,12 @@ def diagnose(context: Context, probes: Mapping[str, Any]) -> Diagnosis:
     scenes = [scene for name, room in probes.items() for scene in room.scenes(Maker(name, context.words, context.pinned, generator))]
     ran, paths, findings, refused = _observe(context, scenes)
     observed = Observed.of(ran, paths, context.dtype)
-    rule, given, observed, notes = _against(context, observed)
+    rule, given = _against(context, observed)
     errors = observed.errors(rule_paths(rule, ran, given))
     missed = [scene for scene, error in zip(ran, errors, strict=True) if error > 1]
-    findings += notes
+    if context.dtype == torch.float32:
+        text = "Computes in float32 whatever its parameters are: agreement is that of float32 rounding."
+        findings.append(Finding("single-precision-inside", NOTE, "low", text, tuple(probes)))
     exact, identity = True, f"{rule.name}: {_first_line(rule)}"
     if missed:
         exact, identity, found = _explain(context, rule, given, observed, missed)
@@ -111,32 +118,22 @@ def _first_line(rule: type[UpdateRule]) -> str:
     return " ".join((rule.__doc__ or "").split("Example:")[0].split())[:160].rstrip()
 
 
-def _against(context: Context, observed: Observed) -> tuple[type[UpdateRule], dict[str, Any], Observed, list[Finding]]:
-    """The law (or the rule that misses least), what it takes where the optimizer has no word, and the precision that is at work."""
-    single = Observed.of(observed.scripts, observed.paths, torch.float32)
-    best: tuple[int, type[UpdateRule], dict[str, Any], Observed] | None = None
-    hidden = (None,) if "eps" in context.words else _HIDDEN_EPS
-    for level in (observed, single) if context.dtype == torch.float64 else (single,):
-        for eps in hidden:
-            given = {} if eps is None else {"eps": eps}
-            if context.law is None:
-                rule, missed = nearest_rule(level, given)
-            else:
-                rule = context.law
-                missed = sum(error > 1 for error in level.errors(rule_paths(rule, level.scripts, given)))
-            if best is None or missed < best[0]:
-                best = (missed, rule, given, level)
-            if not missed:
-                break
-        if best is not None and not best[0]:
+def _against(context: Context, observed: Observed) -> tuple[type[UpdateRule], dict[str, Any]]:
+    """The law (or the rule that misses least), and what it takes where the optimizer has no word."""
+    best: tuple[int, type[UpdateRule], dict[str, Any]] | None = None
+    for eps in (None,) if "eps" in context.words else _HIDDEN_EPS:
+        given = {} if eps is None else {"eps": eps}
+        if context.law is None:
+            rule, missed = nearest_rule(observed, given)
+        else:
+            rule = context.law
+            missed = sum(error > 1 for error in observed.errors(rule_paths(rule, observed.scripts, given)))
+        if best is None or missed < best[0]:
+            best = (missed, rule, given)
+        if not missed:
             break
     assert best is not None
-    _, rule, given, level = best
-    notes = []
-    if level is single and context.dtype == torch.float64:
-        text = "Computes in float32 inside, although its parameters are float64: agreement is that of float32 rounding."
-        notes.append(Finding("single-precision-inside", NOTE, "low", text, ("P1",)))
-    return rule, given, level, notes
+    return best[1:]
 
 
 def _explain(
@@ -249,7 +246,8 @@ def _unexplained(
         gap = float((path - theirs).abs().max()) / (scene.scale(theirs) or 1.0)
         if not gap <= effect:
             effect, name = gap if np.isfinite(gap) else 1.0, scene.name
-    text = f"Does not take the steps of {rule.name} ({', '.join(scene.name for scene in missed)}; most in: {name})."
+    where = "every scene" if len(missed) == len(observed.scripts) else ", ".join(scene.name for scene in missed)
+    text = f"Does not take the steps of {rule.name} ({where}; most in: {name})."
     if what and left < len(missed):
         text += f" Nearest in the family, but not equal: {'; '.join(what)}."
     probes = tuple(dict.fromkeys(scene.probe for scene in missed))

@@ -212,7 +212,10 @@ class Subject:
     def set_lr(self, optimizer: Any, lr: Any) -> None:
         """Change the learning rate as a scheduler does."""
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            if isinstance(group["lr"], Tensor) and not isinstance(lr, Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
     def walk(
         self, starts: Sequence[Tensor], grads: Sequence[Sequence[Tensor | None]], hyper: Mapping[str, Any], *,

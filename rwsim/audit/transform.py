@@ -130,18 +130,21 @@ class _Transformed(torch.optim.Optimizer):
         if unknown:
             raise TypeError(f"missing required keyword {unknown[0]!r}")
         values = {**{key: value for key, value in self.keywords.items()}, **given}
-        # Schedulers look for `lr`.
-        self._lr = next((alias for alias in ALIASES["lr"] if alias in values), None)
         defaults = {("lr" if key == self._lr else key): value for key, value in values.items()}
-        self._keys = tuple(defaults)
-        self._structures: dict[Tensor, Any] = {}
         super().__init__(params, defaults)
         for group in self.param_groups:
             self._transformation(group)  # refuses what the factory refuses
 
+    @property
+    def _lr(self) -> str | None:
+        """The factory's word for the learning rate, which schedulers look for as `lr`."""
+        return next((alias for alias in ALIASES["lr"] if alias in self.keywords), None)
+
     def _transformation(self, group: Mapping[str, Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         values = {}
-        for key in self._keys:  # torch adds keys of its own to the defaults
+        for key in self.defaults:
+            if key == "differentiable" and key not in self.keywords:  # torch's own
+                continue
             value = group[key]
             values[self._lr if key == "lr" and self._lr else key] = value.item() if isinstance(value, Tensor) and not value.ndim else value
         found = parts(self.factory(**values))
@@ -162,7 +165,7 @@ class _Transformed(torch.optim.Optimizer):
                 weights, grad = _array(param), _array(param.grad)
                 if not self.state[param]:
                     self._put(param, init(weights))
-                updates, state = update(grad, self._get(param), weights)
+                updates, state = update(grad, self._get(param, init), weights)
                 moved = weights + np.asarray(updates)
                 with torch.no_grad():
                     param.copy_(torch.from_numpy(np.array(moved)))
@@ -170,17 +173,17 @@ class _Transformed(torch.optim.Optimizer):
         return loss
 
     def _put(self, param: Tensor, state: Any) -> None:
-        leaves, structure = pytree.tree_flatten(state)
+        leaves, _ = pytree.tree_flatten(state)
         arrays = [np.array(leaf) if hasattr(leaf, "__array__") else leaf for leaf in leaves]
-        self._structures[param] = structure
         # Tensors, so that a state_dict is one of torch's: it can be saved, copied and compared.
         self.state[param] = {f"leaf {i}": _held(leaf) for i, leaf in enumerate(arrays)} or {"empty": True}
 
-    def _get(self, param: Tensor) -> Any:
+    def _get(self, param: Tensor, init: Callable[..., Any]) -> Any:
         state = self.state[param]
         leaves = [state[f"leaf {i}"] for i in range(len(state) - ("empty" in state))]
         leaves = [_frozen(leaf.numpy().copy()) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        return pytree.tree_unflatten(leaves, self._structures[param])
+        # The form of a state is that of a new one: so a copied or loaded optimizer needs to hold nothing else.
+        return pytree.tree_unflatten(leaves, pytree.tree_structure(init(_array(param))))
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """As torch's; but each array keeps its own dtype, a count of steps included."""
@@ -190,8 +193,6 @@ class _Transformed(torch.optim.Optimizer):
         for number, param in zip(numbers, params, strict=True):
             held = state_dict["state"].get(number)
             if held is not None:
-                group = next(group for group in self.param_groups if any(param is one for one in group["params"]))
-                self._structures[param] = pytree.tree_structure(self._transformation(group)[0](_array(param)))
                 self.state[param] = {key: value.clone() if isinstance(value, Tensor) else value for key, value in held.items()}
 
 

@@ -8,7 +8,8 @@ linear in y but for the gradient, whose size depends on all coordinates through 
 t_c = w~_c^2 / S (`noise.ToySystem`). With normalized gradients (E g_c^2 = 1) the noise about the mean has the covariances
 
     c = d:   E[(A z)(A z)^T] b b^T  and  b b^T b b^T (E g^4 - 1),
-    c != d:  -h_c h_d^T, h_c = E[(A z) omega] b |gamma_c| / sqrt(S)  (g is orthogonal to omega)  and  b b^T b b^T Var l^2,
+    c != d:  -h_c h_d^T, h_c = E[(A z) omega] b |gamma_c| / sqrt(S)  (g is orthogonal to omega)  and
+             b b^T b b^T (Var l^2 + 2 t_c t_d E l^4)  (so are its squares: Var ||g||^2 is that of C - 1 directions),
 
 and the gradient's size answers a fluctuation by -(1 - 2 t_c) dS/S - gamma_c^2 d(omega_c^2)/S. What follows is a Lyapunov equation.
 Coordinates of like gamma are taken together, so that its size does not follow the fan-in.
@@ -145,6 +146,9 @@ def fluctuations(
     size = np.zeros(total)
     whole = float((count * gamma_sq) @ spread)
     measured = squared if free else squared * (1 - share)[:, None]  # what E g_c^2 leaves of it
+    # Squares of a Gaussian vector's coordinates covary by twice the squares of its covariances, P_cc = 1 - t_c and P_cd^2 = t_c t_d:
+    # 2 (1 - 2 t_c) of its own and 2 t_c t_d of all.
+    own = np.ones(g) if free else 1 - 2 * share
     of_weight, of_step = m * np.arange(g), m * np.arange(g) + m - 1
     size[of_weight] = gamma_sq
     for k in range(g):
@@ -152,7 +156,7 @@ def fluctuations(
         jacobian[mine, mine] = _products(a[k], first, second)
         noise[mine, mine] = count[k] * (_mixed(carried[k], b[k], first, second) + _mixed(carried[k], extra[k], first, second))
         if rest is None:
-            noise[mine, mine] += count[k] * 2 * (1 + lengths_variance) * np.outer(measured[k], measured[k])
+            noise[mine, mine] += count[k] * 2 * (1 + lengths_variance) * own[k] * np.outer(squared[k], squared[k])
         if not free:
             change = -(1 - 2 * share[k]) * count[k] * size / whole
             change[m * k] -= gamma_sq[k] / whole
@@ -164,6 +168,9 @@ def fluctuations(
     if rest is None:
         common = count[:, None] * measured
         noise += lengths_variance * np.outer(common, common)
+        if not free:
+            shared = (count * share)[:, None] * squared
+            noise += 2 * (1 + lengths_variance) * np.outer(shared, shared)
     covariance = solve_discrete_lyapunov(jacobian, noise)
 
     ones, steps = np.zeros(total), np.zeros(total)

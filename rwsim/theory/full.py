@@ -34,7 +34,7 @@ from rwsim.theory.rates import total_decay
 
 CORRECTIONS = ("fluctuations", "normalizer", "orthogonality", "mean_angle")
 # Estimated errors above this are too large for the first neglected terms to be trusted.
-_MOST_ERROR = 0.008
+_MOST_ERROR = 0.0075
 # Layers of different gamma_in that stand for all draws.
 _DRAWS = 8
 # Lags over which weights are followed, at most.
@@ -186,8 +186,9 @@ def _sign(s: _System) -> Full:
         a, b = s.matrices(np.full(len(s.groups.count), math.sqrt(math.pi / 2 * correlation[0])))
         rest = np.zeros_like(b)
         rest[:, 0] = step * math.sqrt(1 - 2 / math.pi)  # what a sign has besides its linear part
-        # A slow change of the gradient's size does not change its sign.
-        answer = 2 * (1 - keep) / (2 * (1 - keep) + 1 / lag)
+        # A change of the gradient's size that is slow for the argument's energy does not change the sign.
+        held = float(kernel**2 @ np.arange(1, len(kernel) + 1)) / correlation[0]
+        answer = 2 * (1 - keep) / (2 * (1 - keep) + 1 / held)
         found = fluctuations(
             a, b, s.groups, np.full(len(s.groups.count), norm_sq / dim), answer=answer, lengths_variance=s.lengths.variance,
             rest=rest, free=s.free,
@@ -199,13 +200,17 @@ def _sign(s: _System) -> Full:
         chord_sq -= found.radial + (along / norm_sq) ** 2 * spread
         shift = math.exp(3 / 8 * found.norm)
     ones = np.ones_like(exact.norm_sq)
-    # The push is right for weights that outlast the argument's memory.
+    # The push is right for weights that outlast the argument's memory, and acts on what correlations add to E ||omega||^2.
     fast = (1 - keep) * lag
     concentration = 0.0 if s.free else s.concentration(np.ones(dim))
+    outlasted = concentration * fast / (0.3 + fast)
+    correlated = max(1 - dim * step**2 / (norm_sq * (1 - keep**2)), 0.0)
     older = kernel[1:] ** 2 / correlation[0]
-    error = 1e-4 + 0.45 * concentration * fast / (0.3 + fast) + 0.1 * _second(concentration, 0.03)
-    error += 0.2 * s.lengths.variance * float(older @ older)
-    return Full(norm_sq * ones, 2 * math.asin(math.sqrt(chord_sq) / 2) * shift * ones, exact.update_sq, error, error, _doubts(error))
+    rest_error = 0.06 * _second(concentration, 0.03) + 0.13 * s.lengths.variance * float(older @ older)
+    norm_error = 6e-5 + 0.52 * outlasted * correlated + rest_error
+    rotation_error = 5e-5 + outlasted * (0.47 * correlated + 0.06) + rest_error
+    angle = 2 * math.asin(math.sqrt(chord_sq) / 2) * shift
+    return Full(norm_sq * ones, angle * ones, exact.update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
 
 
 def _push(s: _System, kernel: Array, keep: float) -> float:
@@ -301,9 +306,11 @@ def _rational(s: _System) -> Full:
             inverse_size, inverse_own = inverse_size**answer, inverse_own**answer
             if divided:
                 # A normalizer that follows the gradient makes the decay of a large weight faster: E[omega^2/D] with 1/D as
-                # sqrt(S / (1 - t)), omega^2 of relative variance 2.
+                # sqrt(S / (1 - t)). Of E[t / sqrt(1 - t)] sqrt(1 - E t) / E t two orders: E t^2 = 3 (E t)^2 (1 - E t), since that decay
+                # takes most from the large, and E t^3 = 15 (E t)^3.
                 share = groups.gamma_sq * groups.mean(spread[median])
-                faster = (1 - answer) * (found.coordinate_size / 2 - found.size / 8 + share / (groups.count @ share))
+                share = share / (groups.count @ share)
+                faster = (1 - answer) * (found.coordinate_size / 2 - found.size / 8 + share + 3.25 * share**2)
         spread, grad_sq, weight = _settle(s, closure, spread, inverse_size, inverse_own, sums / inverse, push, faster)
         if abs(inverse_size - before) < 1e-7:
             break
@@ -328,18 +335,28 @@ def _rational(s: _System) -> Full:
     angle = 2 * np.arcsin(np.sqrt(chord_sq) / 2) * shift
 
     concentration = 0.0 if s.free else s.concentration(spread[median])
-    size = 0.0 if found is None or s.free else found.size
+    length = s.lengths.variance * float(energy @ energy)  # Var of ||u||^2 from lengths, at a slow normalizer
     if not closure.normalized:
-        norm_error, rotation_error = 8e-5 + 0.06 * _second(size, 0.03), 5e-5 + 0.045 * _second(concentration, 0.1)
+        size = 0.0 if found is None or s.free else found.size
+        norm_error = 8e-5 + 0.06 * _second(size, 0.03)
+        # E theta^3 of steps of random length, which the norm after the step shares.
+        rotation_error = 5e-5 + 0.04 * _second(concentration, 0.1) + 0.05 * length * float(np.median(chord_sq))
     else:
-        # What neighbouring steps share: the decay of one step, the memory of v and that of the momentum.
-        mixed = (1 - keep) * (1 - rate) * float(np.abs(kernel).sum() / np.abs(kernel).max())
-        few, pushed = _second(concentration, 0.05), push * concentration
-        of_lengths = 0.06 * s.lengths.variance * (1 - rate) * float(energy[0])
-        # Of few coordinates, of `mixed`, and of the decay of a step.
-        of_norm, of_angle = ((0.07, 0.03, 0.02), (0.075, 0.03, 0.05)) if divided else ((0.012, 0.01, 0.003), (0.02, 0.005, 0.005))
-        norm_error = 8e-5 + float(np.dot(of_norm, (few, mixed, 1 - keep))) + 0.14 * pushed
-        rotation_error = 8e-5 + float(np.dot(of_angle, (few, mixed, 1 - keep))) + 0.09 * pushed + of_lengths
+        # Second order in 1/C: Gaussian coordinates have it right, and a normalizer that makes up for sizes (1 - answer) does not.
+        few, followed = _second(concentration, 0.05), (1 - answer) * _second(concentration, 0.05)
+        # The weights' decay within the momentum's memory, and what of v is renewed in that time.
+        memory = float(np.abs(kernel).sum() / np.abs(kernel).max())
+        slow = (1 - keep) * memory
+        mixed, pushed = (1 - rate) * slow, push * concentration
+        # The newest gradient's length is in u and in v at once.
+        both = s.lengths.variance * (1 - rate) * math.sqrt(float(energy[0]))
+        decaying = s.lengths.variance * (1 - keep) * math.sqrt(float(energy @ energy))
+        if divided:
+            norm_error = 6e-5 + 0.1 * followed + 0.012 * (few - followed) + 0.07 * mixed + 0.25 * both
+            rotation_error = 8e-5 + 0.13 * followed + 0.018 * (few - followed) + 0.22 * mixed + 0.125 * both
+        else:
+            norm_error = 5e-5 + 0.003 * few + 0.02 * mixed + 0.0008 * slow + 0.16 * pushed
+            rotation_error = 4e-5 + 0.01 * few + 0.007 * mixed + 0.072 * pushed + 0.045 * both + 0.055 * decaying
     return Full(norm_sq, angle, update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
 
 
