@@ -70,6 +70,14 @@ class WalkInterrupted(WalkStopped, KeyboardInterrupt):
     """Ctrl-C during a walk; a KeyboardInterrupt too, so that nothing swallows it by accident."""
 
 
+class AuditInterrupted(RwsimError, KeyboardInterrupt):
+    """Ctrl-C during an audit; `report` holds what was found, the probes that did not end marked ``unfinished``."""
+
+    def __init__(self, report: Any) -> None:
+        self.report = report
+        super().__init__("interrupted")
+
+
 def _restored(kind: type[RwsimError], args: tuple[Any, ...], evidence: dict[str, Any]) -> RwsimError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(evidence)

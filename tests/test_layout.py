@@ -12,7 +12,22 @@ import rwsim
 
 ROOT = Path(rwsim.__file__).parent
 # One way only: a module may import from its own layer and from those to its left.
-LAYERS = ("errors", "optimizers", "theory", "walk", "stats", "config", "convert", "sweeps", "validate", "plan", "tables", "plots", "cli")
+LAYERS = (
+    "errors",
+    "optimizers",
+    "theory",
+    "walk",
+    "stats",
+    "config",
+    "convert",
+    "sweeps",
+    "validate",
+    "plan",
+    "audit",
+    "tables",
+    "plots",
+    "cli",
+)
 MODULES = sorted(ROOT.rglob("*.py"))
 
 

@@ -10,6 +10,9 @@ CONVENTION: Final = "convention"
 NOTE: Final = "note"
 Kind = Literal["fault", "convention", "note"]
 
+# Of the JSON text; raised when what it holds changes its meaning.
+FORMAT = 1
+
 # How much a finding changes training, not how sure it is.
 SEVERITIES = ("low", "medium", "high")
 Severity = Literal["low", "medium", "high"]
@@ -95,6 +98,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data; the order is fixed, so that equal audits give equal text."""
         return {
+            "format": FORMAT,
             "subject": self.subject,
             "law": self.law,
             "identity": self.identity,

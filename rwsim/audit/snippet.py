@@ -18,6 +18,12 @@ def importing(name: str) -> str:
     return f"from {place} import {attribute}" if place else f"# {attribute} as audited"
 
 
+def _wrapping(subject: Subject) -> list[str]:
+    """The lines that make an optimizer of an optax-style factory."""
+    name = subject.name.rpartition(":")[2]
+    return ["from rwsim.audit import transform", f"{name} = transform({name})"] if hasattr(subject.make, "factory") else []
+
+
 def _numbers(values: Any) -> str:
     return "[" + ", ".join(f"{value:.6g}" for value in values) + "]"
 
@@ -31,6 +37,7 @@ def program(script: Script, subject: Subject, dtype: torch.dtype, expected: floa
     lines = [
         "import torch",
         importing(subject.name),
+        *(_wrapping(subject)),
         f"w = torch.nn.Parameter(torch.tensor([{float(script.start):.6g}], dtype={dtype}))",
         f"optimizer = {subject.name.rpartition(':')[2]}([w], {call})",
         f"grads = {_numbers(script.grads.flatten().tolist())}",

@@ -3,8 +3,10 @@
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +29,7 @@ ALIASES: Mapping[str, tuple[Any, ...]] = {
     "mix": ("mix", "alpha"),
     "max_lr": ("max_lr", "lr_max", "peak_lr"),
 }
-_PARAMS = ("params", "parameters", "param_groups", "named_parameters")
+PARAMS = ("params", "parameters", "param_groups", "named_parameters")
 
 
 class SubjectError(Exception):
@@ -43,11 +45,15 @@ def load(name: str) -> Any:
     """The object of ``MODULE:CLASS`` or ``FILE.py:CLASS``. Importing it runs its code.
 
     Raises:
-        InvalidArgument: No such form, module, file or name in it.
+        InvalidArgument: No such form, module, file or name in it, or it lacks a module that it imports.
+        SubjectError: Importing it raised something else.
     """
     place, separator, attribute = name.rpartition(":")
     if not separator or not place or not attribute:
         raise InvalidArgument("optimizer", "must be MODULE:CLASS or FILE.py:CLASS", name, "for example torch.optim:AdamW")
+    with suppress(OSError):  # a module that lies here is found, as by `python -m`
+        if (here := os.getcwd()) not in sys.path:
+            sys.path.append(here)
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except InvalidArgument:
@@ -56,8 +62,11 @@ def load(name: str) -> Any:
         missing = error.name or place
         remedy = "install it, or check the spelling" if place.startswith(missing) else f"install {missing}, which it imports"
         raise InvalidArgument("optimizer", "must name a module that can be imported", name, remedy) from None
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise InvalidArgument("optimizer", f"must name a module that can be imported (ImportError: {reason})", name) from None
     except Exception as error:
-        raise InvalidArgument("optimizer", f"must name a module that can be imported ({type(error).__name__}: {error})", name) from error
+        raise SubjectError(f"import of {place}", error) from error
     found: Any = module
     for part in attribute.split("."):
         try:
@@ -135,7 +144,7 @@ class Subject:
         """Keywords of the constructor beside the parameters, which come first."""
         parameters = list(self._signature.parameters.values())
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        if named and (named[0].name in _PARAMS or named[0].default is named[0].empty):
+        if named and (named[0].name in PARAMS or named[0].default is named[0].empty):
             named = named[1:]
         found = {p.name: p for p in named}
         # A constructor of nothing but **kwargs hands them to a base: that one's names are taken.

@@ -7,6 +7,7 @@ import traceback
 from cyclopts import App, CycloptsError
 
 from rwsim import __version__
+from rwsim.cli.audit import audit
 from rwsim.cli.convert import convert
 from rwsim.cli.derive import derive
 from rwsim.cli.plan import plan
@@ -21,7 +22,7 @@ app = App(
     name="rwsim", version=__version__, help="A random-walk laboratory for optimizers with weight decay.",
     print_error=False, exit_on_error=False, suppress_keyboard_interrupt=False, result_action="return_value",
 )  # fmt: skip
-for command in (validate, derive, sweep, plan, convert):
+for command in (validate, derive, sweep, plan, convert, audit):
     app.command(command)
 
 
