@@ -27,7 +27,7 @@ def test_validate_holds_and_writes_everything(tmp_path, capsys):
     assert document == json.loads((tmp_path / "results" / "validation.json").read_text()) and document["meta"]["passed"]
     assert (tmp_path / "results" / "walk.png").read_bytes()[:4] == b"\x89PNG"
     rows = (tmp_path / "results" / "walk.csv").read_text().splitlines()
-    assert rows[0] == "optimizer,step,norm,rotation,rms_update" and len(rows) == 16
+    assert rows[0] == "optimizer,step,norm,rotation,rms_update" and len(rows) >= 16  # it walks on past its steps, as far as the margin asks
 
 
 def test_quiet_says_nothing(capsys):

@@ -88,20 +88,27 @@ class Context:
         return torch.float32
 
     def _path(self, dtype: torch.dtype, weights: float = 0.0, gradients: float = 0.0) -> Tensor:
-        """Where a few steps lead, with weights and gradients changed by these shares, each element by another."""
+        """Weights after each of a few steps; weights and gradients changed by these shares, each element by another, but for
+        the last gradient."""
         generator = torch.Generator().manual_seed(1)
         start, *grads = (1 + torch.rand(4, 2, 6, generator=generator, dtype=torch.float64)).unbind()
         shares = torch.linspace(0.5, 1, 12, dtype=torch.float64).reshape(2, 6)
-        changed = [[(grad * (1 + gradients * shares)).to(dtype)] for grad in grads]
-        return self.subject.walk([(start * (1 + weights * shares)).to(dtype)], changed, self.hyper)[-1][0].double()
+        changed = [[(grad * (1 + gradients * shares)).to(dtype)] for grad in grads[:-1]] + [[grads[-1].to(dtype)]]
+        # Without decay only buffers bring what was changed in earlier gradients to the last step.
+        hyper = {**self.hyper, **({"weight_decay": 0.0} if "weight_decay" in self.hyper else {})}
+        return torch.stack(
+            [params[0].double() for params in self.subject.walk([(start * (1 + weights * shares)).to(dtype)], changed, hyper)]
+        )
 
     def _keeps_double(self, path: Tensor) -> bool:
-        """Whether a change far below float32's resolution passes through: of the weights, and of gradients that matter at all."""
+        """Whether changes far below float32's resolution pass through weights, updates and buffers, where large ones do."""
         for weights, gradients in ((1.0, 0.0), (0.0, 1.0)):
-            large = (self._path(torch.float64, weights, gradients) - path).abs()
-            small = (self._path(torch.float64, 1e-10 * weights, 1e-10 * gradients) - path).abs()
-            # A sign does not feel small changes and hardly large ones: only what follows a large change must follow a small one.
-            follows = large > 1e-3
-            if bool(follows.any()) and not bool(((small > 0) & (small < 1e-8))[follows].float().mean() > 0.5):
-                return False
+            large, small = (self._path(torch.float64, share * weights, share * gradients) - path for share in (1.0, 1e-10))
+            # The weights in the end, and the last step of them.
+            for big, little in ((large[-1], small[-1]), (large[-1] - large[-2], small[-1] - small[-2])):
+                # A sign does not feel small changes and hardly large ones: only what follows a large change must follow a small one.
+                follows = big.abs() > 1e-3
+                kept = (little.abs() > 1e-14) & (little.abs() < 1e-8)
+                if bool(follows.any()) and not bool(kept[follows].float().mean() > 0.5):
+                    return False
         return True

@@ -89,8 +89,11 @@ def diagnose(context: Context, probes: Mapping[str, Any]) -> Diagnosis:
         context: The optimizer and the law.
         probes: Name -> room, of those probes that hold scenes.
     """
+    pinned = dict(context.pinned)
+    if context.law is None and "weight_decay" not in context.words:
+        pinned["weight_decay"] = 0.0  # without a law nobody says that it decays
     generator = torch.Generator().manual_seed(context.seed)
-    scenes = [scene for name, room in probes.items() for scene in room.scenes(Maker(name, context.words, context.pinned, generator))]
+    scenes = [scene for name, room in probes.items() for scene in room.scenes(Maker(name, context.words, pinned, generator))]
     ran, paths, findings, refused = _observe(context, scenes)
     observed = Observed.of(ran, paths, context.dtype)
     rule, given = _against(context, observed)
@@ -150,7 +153,8 @@ def _explain(
         tries = [laws] if form == laws or form.direction != laws.direction else [laws, form]
         fitted = next((found for one in tries if (found := fit.hyper(search, one)) is not None), None)
         form, left = (form, left) if fitted is None else (fitted.form, 0)
-    other = None if context.law is None else _other_rule(context, observed, given)
+    harmless = laws is not None and not left and all((n, str(getattr(form, n))) in _NOTES for n in form.differences(laws))
+    other = None if context.law is None or harmless else _other_rule(context, observed, given)
     findings = []
     if laws is not None and left < len(missed):
         findings += [_difference(context, rule, given, observed, laws, form, name, probes, other) for name in form.differences(laws)]
@@ -219,6 +223,8 @@ def _difference(
         if np.isfinite(gap) and gap > effect:
             effect, rounding = gap, allowed / size
     text = f"{_phrase(form, name)}; {rule.name} has {_phrase(laws, name)}."
+    if name == "decay" and form.decay == "none" and context.subject.spelling("weight_decay") is None:
+        text = f"its constructor takes no weight decay; {rule.name} has {_phrase(laws, name)}."
     text = text[0].upper() + text[1:]
     if other is not None:
         text += f" This is {other.name}, not {rule.name}."

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,10 @@ from rwsim.audit.forms import DECAY_FIELDS, LISTS, Form, walk
 from rwsim.audit.script import Script, tolerance
 from rwsim.optimizers import RULES, UpdateRule
 
-_CORE = [name for name in LISTS if name not in DECAY_FIELDS]
+# Small changes are tried before another kind of direction: few scenes may not tell them apart.
+_CORE = [name for name in LISTS if name not in (*DECAY_FIELDS, "direction")] + ["direction"]
+# Forms that few scenes leave are tried one by one with every decay: so many of them.
+_MOST_CORES = 40
 # Factors of the decay that a slip makes: applied twice, half, a factor of ten.
 _FACTORS = (1.0, 2.0, 0.5, 10.0, 0.1)
 
@@ -97,21 +101,28 @@ class Search:
         if not bare:
             form = self.exact(self._joint(near), self.order)
             return (form, 0) if form else self.best(_and_neighbours(near or Form()), self.order)
-        core = self._core(near, bare)
-        form = self.exact(self._decays(core, near), self.order)
-        return (form, 0) if form else self.best(self._decays(core, near), self.order)
+        first = None
+        for core in islice(self._cores(near, bare), _MOST_CORES):
+            first = first or core
+            if (form := self.exact(self._decays(core, near), self.order)) is not None:
+                return form, 0
+        if first is None:
+            first = self.best(_plain() if near is None else _and_neighbours(near), bare)[0]
+        return self.best(self._decays(first, near), self.order)
 
-    def _core(self, near: Form | None, indices: Sequence[int]) -> Form:
-        """The form, its decay left aside, that fits in these scripts, or that which misses fewest of those next to the law."""
-        plain = [Form(direction, momentum) for direction in LISTS["direction"] for momentum in LISTS["momentum"]]
-        plain += [form.changed(correction="none") for form in plain if form.direction == "normalized"]
-        stages: list[Iterable[Form]] = [plain, (one for form in plain for one in _neighbours(form))]
+    def _cores(self, near: Form | None, indices: Sequence[int]) -> Iterator[Form]:
+        """Forms, their decay left aside, that fit in these scripts: those next to the law first, the commonest after them."""
+        stages: list[Iterable[Form]] = [_plain(), (one for form in _plain() for one in _neighbours(form))]
         if near is not None:
             stages[:0] = [_and_neighbours(near), _second_neighbours(near)]
+        seen = set()
         for forms in stages:
-            if (form := self.exact(forms, indices)) is not None:
-                return form
-        return self.best(plain if near is None else _and_neighbours(near), indices)[0]
+            for form in forms:
+                if form not in seen and not self.misses(form, indices, 0):
+                    seen.add(form)
+                    yield form
+            if seen:
+                return
 
     def _decays(self, core: Form, near: Form | None) -> Iterator[Form]:
         if near is not None:
@@ -138,6 +149,12 @@ class Search:
                 found += [shrunk / (script.lrs[0] * wd), shrunk / wd]
                 break
         return [factor for factor in found if np.isfinite(factor) and abs(factor) > 1e-9]
+
+
+def _plain() -> list[Form]:
+    """The commonest forms: each kind of direction with each momentum."""
+    plain = [Form(direction, momentum) for direction in LISTS["direction"] for momentum in LISTS["momentum"]]
+    return plain + [form.changed(correction="none") for form in plain if form.direction == "normalized"]
 
 
 def _and_neighbours(form: Form) -> Iterator[Form]:

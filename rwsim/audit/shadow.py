@@ -128,7 +128,7 @@ class Shadow:
         before = SimpleNamespace(**{**vars(self.state), "param": old, "step": step})
         tape, hyper = _Tape(), self.values
         after = self.rule.update(grad, before, hyper, tape)
-        if step == 1 and getattr(hyper, "dampening", 0.0):
+        if step == 1 and getattr(hyper, "dampening", False):
             bare = SimpleNamespace(**{**vars(hyper), "dampening": 0.0})
             other = self.rule.update(grad, before, bare, tape)
             if float((new - other["param"]).abs().max()) < float((new - after["param"]).abs().max()):

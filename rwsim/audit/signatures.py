@@ -141,4 +141,4 @@ def _same(one: UpdateRule, other: UpdateRule) -> bool:
             state.step = step
             state = SimpleNamespace(**rule.update(grad, state, rule.values, torch))
         ends.append(state.param)
-    return torch.allclose(*ends, rtol=1e-9, atol=1e-12)
+    return torch.allclose(ends[0], ends[1], rtol=1e-9, atol=1e-12)
