@@ -35,12 +35,14 @@ class Context:
         law: The rule it is held against; None if it is to be identified.
         seed: Of every random number.
         compiled: Whether torch.compile is left on, and a compiled step is compared too.
+        rule: Without a law, the rule whose steps the scenes of P1 to P5 found it to take.
     """
 
     subject: Subject
     law: type[UpdateRule] | None
     seed: int
     compiled: bool = False
+    rule: type[UpdateRule] | None = None
 
     @cached_property
     def words(self) -> frozenset[str]:

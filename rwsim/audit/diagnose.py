@@ -4,6 +4,7 @@ Where every scene ends where the law ends, nothing is said. Elsewhere the form o
 choice in which it differs from the law's form is a finding, in words.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,11 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     outcomes: tuple[Outcome, ...]
 
+    @property
+    def takes_its_steps(self) -> bool:
+        """Whether every step was the rule's."""
+        return self.exact and all(finding.kind == NOTE for finding in self.findings)
+
 
 def _observe(context: Context, scenes: Sequence[Script]) -> tuple[list[Script], list[Tensor], list[Finding], dict[str, str]]:
     """Run every scene. One that the constructor refuses is left out; one that breaks a step, or is not finite, is a finding."""
@@ -102,7 +108,7 @@ def diagnose(context: Context, probes: Mapping[str, Any]) -> Diagnosis:
     if context.dtype == torch.float32:
         text = "Computes in float32 whatever its parameters are: agreement is that of float32 rounding."
         findings.append(Finding("single-precision-inside", NOTE, "low", text, tuple(probes)))
-    exact, identity = True, f"{rule.name}: {_first_line(rule)}"
+    exact, identity = True, _named(rule)
     if missed:
         exact, identity, found = _explain(context, rule, given, observed, missed)
         findings += found
@@ -117,8 +123,10 @@ def diagnose(context: Context, probes: Mapping[str, Any]) -> Diagnosis:
     return Diagnosis(rule, identity, exact, tuple(findings), tuple(outcomes))
 
 
-def _first_line(rule: type[UpdateRule]) -> str:
-    return " ".join((rule.__doc__ or "").split("Example:")[0].split())[:160].rstrip()
+def _named(rule: type[UpdateRule]) -> str:
+    """A rule's name and what its room says of it first."""
+    said = (getattr(sys.modules.get(rule.__module__), "__doc__", None) or "").strip().split("\n")[0]
+    return f"{rule.name}: {said.partition(': ')[2] or said}" if said else rule.name
 
 
 def _against(context: Context, observed: Observed) -> tuple[type[UpdateRule], dict[str, Any]]:

@@ -91,7 +91,12 @@ class Work:
             found: Sequence[Finding]
             ended: Sequence[Outcome]
             try:
-                found, ended, identity = _scenes(context, probes) if task == SCENES else _probe(context, task)
+                if task == SCENES:
+                    diagnosis = diagnose(context, {probe: PROBES[probe] for probe in probes})
+                    found, ended, identity = diagnosis.findings, diagnosis.outcomes, diagnosis.identity
+                    context = replace(context, rule=diagnosis.rule if diagnosis.takes_its_steps else None)
+                else:
+                    found, ended = _probe(context, task)
             except BaseException as error:
                 found, ended = _broken(error, probes, _listed(probes), subject)
             took = (time.perf_counter() - begun) / max(len(ended), 1)
@@ -111,16 +116,11 @@ def _refused(error: SubjectError) -> bool:
     return error.doing == "step()" and isinstance(error.error, TypeError) and "required positional argument" in str(error.error)
 
 
-def _scenes(context: Context, probes: Sequence[str]) -> tuple[Sequence[Finding], Sequence[Outcome], str]:
-    diagnosis = diagnose(context, {probe: PROBES[probe] for probe in probes})
-    return diagnosis.findings, diagnosis.outcomes, diagnosis.identity
-
-
-def _probe(context: Context, probe: str) -> tuple[Sequence[Finding], Sequence[Outcome], str]:
+def _probe(context: Context, probe: str) -> tuple[Sequence[Finding], Sequence[Outcome]]:
     result: Result = PROBES[probe].run(context)
     departed = any(finding.kind != NOTE for finding in result.findings)
     status: Status = "departed" if departed else "not applicable" if result.reason else "held"
-    return result.findings, [Outcome(probe, status, result.reason, measured=result.measured)], ""
+    return result.findings, [Outcome(probe, status, result.reason, measured=result.measured)]
 
 
 def _broken(

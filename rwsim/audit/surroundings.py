@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rwsim.audit.finding import FAULT, Finding
+from rwsim.audit.finding import FAULT, NOTE, Finding
 
 
 def _numpy_state() -> tuple[Any, ...]:
@@ -85,23 +85,33 @@ _PARTS: dict[str, tuple[str, Callable[[], Any], Callable[[Any], Any]]] = {
 }  # fmt: skip
 
 
+# Probes with bfloat16 weights, where stochastic rounding has a reason to draw.
+_LOW_PRECISION = {"P7", "P9"}
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What was found at one time."""
 
     values: dict[str, Any]
+    seed: int
 
     @classmethod
     def now(cls) -> "Surroundings":
-        return cls({code: read() for code, (_, read, _) in _PARTS.items()})
+        return cls({code: read() for code, (_, read, _) in _PARTS.items()}, torch.initial_seed())
 
     def changes(self, when: str, probes: tuple[str, ...]) -> list[Finding]:
         """A finding for each that is not any more what it was; what can be put back is."""
         found = []
         for code, (what, read, put) in _PARTS.items():
-            if read() != self.values[code]:
+            if read() == self.values[code]:
+                continue
+            if code == "random-numbers" and torch.initial_seed() == self.seed and probes and set(probes) <= _LOW_PRECISION:
+                text = f"Draws from {what} {when}: stochastic rounding of low-precision weights does."
+                found.append(Finding("draws-random-numbers", NOTE, "low", text, probes))
+            else:
                 found.append(Finding(f"changes-{code}", FAULT, "medium", f"Changes {what} {when}.", probes))
-                put(self.values[code])
+            put(self.values[code])
         return found
 
 

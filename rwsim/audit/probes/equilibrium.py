@@ -111,7 +111,7 @@ class Walked:
 
 def run(context: Context) -> Result:
     """The probe; see the module."""
-    law = context.law or getattr(context, "rule", None)
+    law = context.law or context.rule
     if law is None:
         return Result(reason="no law to hold it against")
     if "lr" not in context.words:
