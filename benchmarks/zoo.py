@@ -73,7 +73,8 @@ def row(entry: Entry, version: str, report: Report) -> str:
     said = [finding for finding in report.findings if finding.kind != NOTE]
     notes = ", ".join(dict.fromkeys(finding.code for finding in report.findings if finding.kind == NOTE))
     verdict = "passes" if report.passed else "departs" if report.finished else "unfinished"
-    words = " ".join(f"{finding.kind}: {finding.text}" for finding in said).replace("|", "\\|")
+    # The first sentence is the finding; what follows are its numbers.
+    words = " ".join(f"{finding.kind}: {finding.text.partition('. ')[0].rstrip('.')}." for finding in said).replace("|", "\\|")
     return f"| `{entry}` | {version} | {entry.law} | {verdict} | {words or '-'} | {notes or '-'} |"
 
 
