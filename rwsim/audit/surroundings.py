@@ -120,5 +120,5 @@ def seed(value: int) -> None:
     torch.manual_seed(value + 0x5EED_0F_A0D17)
     np.random.seed((value + 0x5EED) % 2**32)  # noqa: NPY002
     random.seed(value + 0x5EED_0F_A0D17)
-    for name in ("seed", "setstate"):
-        setattr(random, name, _counted(name, getattr(random, name)))
+    # torch.compile puts Python's state back with setstate.
+    setattr(random, "seed", _counted("seed", random.seed))  # noqa: B010
