@@ -18,7 +18,6 @@ SOUND = [
     ("torch.optim:AdamW", "adamw", {"foreach": False}),
     ("torch.optim:AdamW", "adamw", {"foreach": True}),
     ("torch.optim:AdamW", "adamw", {"fused": True}),
-    ("torch.optim:AdamW", "adamw", {"differentiable": True}),
     ("optimi:SGD", "sgdm", {}),
     ("optimi:Adam", "adam_l2", {}),
     ("optimi:AdamW", "adamw", {}),

@@ -62,7 +62,10 @@ def audit(
             raise InvalidArgument(argument, "must lie in (0, inf)", value)
     if seed < 0:
         raise InvalidArgument("seed", "must be at least 0", seed)
-    rule = None if law is None else find_rule(law)
+    try:
+        rule = None if law is None else find_rule(law)
+    except InvalidArgument as error:
+        raise InvalidArgument("law", error.rule, error.got, error.remedy) from None
     given = dict(settings or {})
     name = optimizer if isinstance(optimizer, str) else _name(optimizer)
     tasks = [*([SCENES] if any(has_scenes(probe) for probe in chosen) else []), *(p for p in chosen if not has_scenes(p))]

@@ -74,7 +74,9 @@ def differently_asked(old: Report, new: Report) -> list[str]:
 def _identity(old: Report, new: Report) -> list[Change]:
     # What follows the colon is the formula or the differences; the latter have findings of their own.
     before, after = (report.identity.partition(":")[0] for report in (old, new))
-    return [Change("identity", before, after, "worse")] if before and after and before != after else []
+    if not before or not after or before == after or {o.probe for o in old.outcomes} != {o.probe for o in new.outcomes}:
+        return []
+    return [Change("identity", before, after, "better" if new.passed and not old.passed else "worse")]
 
 
 def _key(finding: Finding, counted: dict[str, int]) -> tuple[str, int]:

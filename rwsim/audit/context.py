@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rwsim.audit.finding import Finding
+from rwsim.audit.finding import Finding, Kind
 from rwsim.audit.script import BASE
 from rwsim.audit.subject import ALIASES, Subject, SubjectError
+from rwsim.errors import InvalidArgument
 from rwsim.optimizers.rule import UpdateRule
 
 # Without a law every hyperparameter of torch's names is set that the optimizer takes; dampening would make another rule of SGD.
@@ -36,6 +37,7 @@ class Context:
         seed: Of every random number.
         compiled: Whether torch.compile is left on, and a compiled step is compared too.
         rule: Without a law, the rule whose steps the scenes of P1 to P5 found it to take.
+        known: Of what kind those differences from the law are that these scenes explain in full; None if there are none.
     """
 
     subject: Subject
@@ -43,6 +45,7 @@ class Context:
     seed: int
     compiled: bool = False
     rule: type[UpdateRule] | None = None
+    known: Kind | None = None
 
     @cached_property
     def words(self) -> frozenset[str]:
@@ -53,7 +56,13 @@ class Context:
     @cached_property
     def pinned(self) -> Mapping[str, Any]:
         """The user's own hyperparameters, rwsim's words."""
-        return {word: value for word in ALIASES if (value := self.subject.pinned(word)) is not None}
+        found = {word: value for word in ALIASES if (value := self.subject.pinned(word)) is not None}
+        if "betas" in found and not isinstance(found["betas"], tuple | list):
+            raise InvalidArgument("set betas", "must hold numbers", found["betas"], "give them as betas=0.9,0.99")
+        if self.law is not None:
+            needed = {"lr": BASE["lr"], **({"weight_decay": 0.0} if "weight_decay" in self.law.hyper else {})}
+            self.law(**{**needed, **{word: value for word, value in found.items() if word in self.law.hyper and word != "betas"}})
+        return found
 
     @cached_property
     def own(self) -> Mapping[str, Any]:

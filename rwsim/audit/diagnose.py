@@ -88,23 +88,30 @@ def _observe(context: Context, scenes: Sequence[Script]) -> tuple[list[Script], 
     return ran, paths, findings, refused
 
 
-def diagnose(context: Context, probes: Mapping[str, Any]) -> Diagnosis:
+def diagnose(context: Context, rooms: Mapping[str, Any], probes: Sequence[str]) -> Diagnosis:
     """Run the scenes of the probes and say what the optimizer is.
 
     Args:
         context: The optimizer and the law.
-        probes: Name -> room, of those probes that hold scenes.
+        rooms: Name -> room, of all probes that hold scenes: what departs in one is told apart by the others.
+        probes: Those that were asked for: what departs in no scene of theirs is not looked into.
     """
     pinned = dict(context.pinned)
     if context.law is None and "weight_decay" not in context.words:
         pinned["weight_decay"] = 0.0  # without a law nobody says that it decays
     generator = torch.Generator().manual_seed(context.seed)
-    scenes = [scene for name, room in probes.items() for scene in room.scenes(Maker(name, context.words, pinned, generator))]
+    scenes = [scene for name, room in rooms.items() for scene in room.scenes(Maker(name, context.words, pinned, generator))]
     ran, paths, findings, refused = _observe(context, scenes)
+    findings = [finding for finding in findings if set(finding.probes) & set(probes)]
     observed = Observed.of(ran, paths, context.dtype)
+    if not ran:
+        outcomes = [
+            Outcome(name, "not applicable" if not findings else "departed", "no scene could be run", measured=refused) for name in probes
+        ]
+        return Diagnosis(None, "", False, tuple(findings), tuple(outcomes))
     rule, given = _against(context, observed)
     errors = observed.errors(rule_paths(rule, ran, given))
-    missed = [scene for scene, error in zip(ran, errors, strict=True) if error > 1]
+    missed = [scene for scene, error in zip(ran, errors, strict=True) if error > 1 and scene.probe in probes]
     if context.dtype == torch.float32:
         text = "Computes in float32 whatever its parameters are: agreement is that of float32 rounding."
         findings.append(Finding("single-precision-inside", NOTE, "low", text, tuple(probes)))
@@ -164,7 +171,7 @@ def _explain(
     harmless = laws is not None and not left and all((n, str(getattr(form, n))) in _NOTES for n in form.differences(laws))
     other = None if context.law is None or harmless else _other_rule(context, observed, given)
     findings = []
-    if laws is not None and left < len(missed):
+    if laws is not None and not left:
         findings += [_difference(context, rule, given, observed, laws, form, name, probes, other) for name in form.differences(laws)]
     what = _words(form, laws)
     if fitted is not None:
@@ -203,7 +210,13 @@ def _phrase(form: Form, name: str) -> str:
 
 
 def _times(factor: float) -> str:
-    known = {2.0: "decay applied twice", 0.5: "decay applied half", 10.0: "decay ten times too strong", 0.1: "decay ten times too weak"}
+    known = {
+        1.0: "decay applied once",
+        2.0: "decay applied twice",
+        0.5: "decay applied half",
+        10.0: "decay ten times too strong",
+        0.1: "decay ten times too weak",
+    }
     return known.get(factor, f"decay {factor:.6g} times that of the law")
 
 

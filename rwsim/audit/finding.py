@@ -69,7 +69,7 @@ class Report:
     """An audit of one optimizer.
 
     Attributes:
-        subject: ``MODULE:CLASS`` and the settings it was given.
+        subject: ``MODULE:CLASS``.
         law: The rule that it was held against; None if it was to be identified.
         identity: What it is, in words.
         findings: Faults first.
@@ -93,7 +93,8 @@ class Report:
     def passed(self) -> bool:
         """No fault; held against a law, no documented difference from it either; and the audit came to its end."""
         kinds = {finding.kind for finding in self.findings}
-        return self.finished and FAULT not in kinds and not (self.law is not None and CONVENTION in kinds)
+        tested = any(outcome.status == "held" for outcome in self.outcomes)
+        return self.finished and tested and FAULT not in kinds and not (self.law is not None and CONVENTION in kinds)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as plain data; the order is fixed, so that equal audits give equal text."""

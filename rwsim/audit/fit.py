@@ -101,6 +101,8 @@ def _fitted(search: Search, form: Form, start: Mapping[str, float]) -> Iterator[
     scripts = search.observed.scripts
     with_decay = [i for i in reversed(search.order) if scripts[i].hyper["weight_decay"]][:1]
     chosen = [i for i in search.order if not scripts[i].hyper["weight_decay"] and len(scripts[i].grads) >= 10][:2] + with_decay
+    if not chosen:
+        return
     sizes = {i: max(float(np.abs(search.paths[i] - search.scenes[i][0]).max()), 1e-300) for i in chosen}
 
     def trial(x: np.ndarray) -> _Trial:

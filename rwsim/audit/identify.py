@@ -28,7 +28,7 @@ class Observed:
 
     Attributes:
         scripts: The scenes.
-        paths: For each where it went, (step, row, dim); cut short where it broke.
+        paths: For each where it went, (step, row, dim).
         tolerances: For each the largest difference that rounding explains.
     """
 
@@ -124,20 +124,23 @@ class Search:
             if seen:
                 return
 
-    def _decays(self, core: Form, near: Form | None) -> Iterator[Form]:
+    def _decays(self, core: Form, near: Form | None, factors: Sequence[float] = ()) -> Iterator[Form]:
         if near is not None:
             yield core.changed(decay=near.decay, rate=near.rate, factor=near.factor)
-        for factor in (*_FACTORS, *self._measured(core)):
+        for factor in factors or (*_FACTORS, *self._measured(core)):
             for decay in LISTS["decay"]:
                 for rate in LISTS["rate"] if decay != "none" else ("lr",):
                     yield core.changed(decay=decay, rate=rate, factor=factor)
 
     def _joint(self, near: Form | None) -> Iterator[Form]:
-        for form in [near] if near is not None else [Form(d, m) for d in LISTS["direction"] for m in LISTS["momentum"]]:
-            for one in _and_neighbours(form):
-                for decay in LISTS["decay"]:
-                    for rate in LISTS["rate"] if decay != "none" else ("lr",):
-                        yield one.changed(decay=decay, rate=rate)
+        """Where no scene is free of decay: every decay with the law's form, the usual strength of each with the forms next to it."""
+        if near is None:
+            for form in _plain():
+                yield from self._decays(form, None, (1.0,))
+            return
+        yield from self._decays(near, near)
+        for form in _neighbours(near):
+            yield from self._decays(form, near, (1.0,))
 
     def _measured(self, core: Form) -> list[float]:
         """The factor of the decay that the first step without a gradient shows, over lr and over 1."""

@@ -1,5 +1,6 @@
 """The child's side of an audit: load the class, run the probes, say what each found and who is to blame for what broke."""
 
+import contextlib
 import inspect
 import math
 import sys
@@ -15,14 +16,15 @@ import torch
 from rwsim.audit import surroundings
 from rwsim.audit.context import Context, Result
 from rwsim.audit.diagnose import diagnose
-from rwsim.audit.finding import FAULT, NOTE, Finding, Outcome, Status
+from rwsim.audit.finding import CONVENTION, FAULT, NOTE, Finding, Kind, Outcome, Status
 from rwsim.audit.isolation import Message, clean
 from rwsim.audit.probes import PROBES
+from rwsim.audit.probes.paths import SWITCHES
 from rwsim.audit.subject import Subject, SubjectError, load
 from rwsim.audit.surroundings import Surroundings
 from rwsim.audit.transform import as_optimizer
 from rwsim.errors import InvalidArgument
-from rwsim.optimizers import UpdateRule
+from rwsim.optimizers import RULES, UpdateRule
 
 # The probes that hold scenes are one task: one diagnosis is made of them.
 SCENES = "scenes"
@@ -82,8 +84,8 @@ class Work:
             if isinstance(error, SubjectError) and _refused(error):
                 rule = f"must run with what the audit passes, but {error}"
                 return send(Message("", "refused", ("optimizer", rule, self.name, "pass what it needs with --set key=value")))
-            return send(Message("", "done", _plain((*_broken(error, mine, "import or first construction", None), ""))))
-        first = before.changes("when it is imported or built", ())
+            return send(Message("", "done", _plain((*_broken(error, mine, "import, construction or first steps", None), ""))))
+        first = before.changes("when it is imported, built or takes its first steps", ())
         for task in tasks:
             send(Message(task, "begun"))
             probes = probes_of(task, self.chosen)
@@ -92,9 +94,11 @@ class Work:
             ended: Sequence[Outcome]
             try:
                 if task == SCENES:
-                    diagnosis = diagnose(context, {probe: PROBES[probe] for probe in probes})
+                    diagnosis = diagnose(context, {probe: PROBES[probe] for probe in PROBES if has_scenes(probe)}, probes)
                     found, ended, identity = diagnosis.findings, diagnosis.outcomes, diagnosis.identity
-                    context = replace(context, rule=diagnosis.rule if diagnosis.takes_its_steps else None)
+                    kinds = {finding.kind for finding in found}
+                    known: Kind | None = None if not diagnosis.exact or kinds <= {NOTE} else FAULT if FAULT in kinds else CONVENTION
+                    context = replace(context, rule=diagnosis.rule if diagnosis.takes_its_steps else None, known=known)
                 else:
                     found, ended = _probe(context, task)
             except BaseException as error:
@@ -118,9 +122,24 @@ def _refused(error: SubjectError) -> bool:
 
 def _probe(context: Context, probe: str) -> tuple[Sequence[Finding], Sequence[Outcome]]:
     result: Result = PROBES[probe].run(context)
+    pinned = {switch: value for switch, value in context.subject.settings.items() if switch in SWITCHES}
+    if pinned and any(finding.kind == FAULT for finding in result.findings):
+        result.findings[:] = _as_torch(result.findings, probe, pinned, context)
     departed = any(finding.kind != NOTE for finding in result.findings)
     status: Status = "departed" if departed else "not applicable" if result.reason else "held"
     return result.findings, [Outcome(probe, status, result.reason, measured=result.measured)]
+
+
+def _as_torch(findings: Sequence[Finding], probe: str, pinned: Mapping[str, Any], context: Context) -> list[Finding]:
+    """Faults that torch.optim's own class shows under the same implementation switches are notes."""
+    shown: set[str] = set()
+    for peer, law in ((torch.optim.SGD, "sgdm"), (torch.optim.Adam, "adam_l2")):
+        if all(switch in inspect.signature(peer).parameters for switch in pinned):
+            own = Context(Subject(peer, f"torch.optim:{peer.__name__}", pinned), RULES[law], context.seed)
+            with contextlib.suppress(SubjectError):
+                shown |= {finding.code for finding in PROBES[probe].run(own).findings if finding.kind == FAULT}
+    text = f" (torch.optim's own does so too with {', '.join(f'{key}={value}' for key, value in pinned.items())})"
+    return [replace(f, kind=NOTE, text=f.text + text) if f.kind == FAULT and f.code in shown else f for f in findings]
 
 
 def _broken(

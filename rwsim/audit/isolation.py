@@ -332,7 +332,10 @@ def _watched(child: _Process, seconds: float, memory: int) -> Generator[Message,
             return dead("memory", f"took more than {memory / 2**30:.3g} GiB of memory")
         if time.monotonic() > limit:
             before = child.tail(_TRACE)
-            return Death(task, "hang", f"did not end within {allowed:g} s{_held(child)}", _last_words(before), loaded)
+            where = _held(child)
+            if where is None:
+                return Death(task, "internal", f"rwsim's own work did not end within {allowed:g} s", _last_words(before), loaded)
+            return Death(task, "hang", f"did not end within {allowed:g} s{where}", _last_words(before), loaded)
 
 
 def _ending(child: _Process) -> tuple[str, str]:
@@ -348,8 +351,8 @@ def _ending(child: _Process) -> tuple[str, str]:
     return "exits", f"ended the process with exit status {code}"
 
 
-def _held(child: _Process) -> str:
-    """Where it hangs: the function that the audit or an import called."""
+def _held(child: _Process) -> str | None:
+    """Where it hangs: the function that the audit or an import called; None if it is rwsim's own."""
     start = child.printed()
     with suppress(ProcessLookupError):
         os.kill(child.pid, _ASK)
@@ -358,10 +361,12 @@ def _held(child: _Process) -> str:
         time.sleep(0.01)
     time.sleep(0.05)
     frames = re.findall(r'File "([^"]+)", line \d+ in (\S+)', os.pread(child.log.fileno(), 1 << 16, start).decode(errors="replace"))
-    own = os.path.dirname(__file__)
-    inner = []
+    own = os.path.dirname(os.path.dirname(__file__))
+    inner: list[str] = []
     for path, name in frames:
         if path.startswith(own):
+            if not inner and f"{os.sep}subject.py" not in path:
+                return None
             break
         if f"{os.sep}torch{os.sep}" not in path and not path.startswith("<frozen"):
             inner.append(f" in {name} of {os.path.basename(path)}")

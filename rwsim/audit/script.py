@@ -15,10 +15,10 @@ from torch import Tensor
 from rwsim.audit.subject import Subject
 from rwsim.optimizers.rule import UpdateRule
 
-# Chosen to tell apart what can be told apart: no two are equal, no product of two equals a third.
+# Chosen to tell apart what can be told apart: no factor that a slip makes is the inverse of another of these.
 BASE: Mapping[str, Any] = {
-    "lr": 0.1, "weight_decay": 0.3, "momentum": 0.8, "betas": (0.8, 0.93), "eps": 1e-4, "dampening": 0.35, "nu": 0.7, "mix": 2.0,
-    "max_lr": 0.7,
+    "lr": 0.13, "weight_decay": 0.3, "momentum": 0.8, "betas": (0.8, 0.93), "eps": 1e-4, "dampening": 0.35, "nu": 0.7, "mix": 2.0,
+    "max_lr": 0.75,
 }  # fmt: skip
 
 

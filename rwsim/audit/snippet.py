@@ -5,23 +5,15 @@ from typing import Any
 
 import torch
 
+from rwsim.audit.bench import imported
 from rwsim.audit.script import Script
 from rwsim.audit.subject import Subject, SubjectError
 from rwsim.optimizers.rule import UpdateRule
 
 
-def importing(name: str) -> str:
-    """The lines that import a class called ``MODULE:CLASS``."""
-    place, _, attribute = name.rpartition(":")
-    if place.endswith(".py"):
-        return f"import runpy\n{attribute} = runpy.run_path({place!r})[{attribute!r}]"
-    return f"from {place} import {attribute}" if place else f"# {attribute} as audited"
-
-
 def _wrapping(subject: Subject) -> list[str]:
     """The lines that make an optimizer of an optax-style factory."""
-    name = subject.name.rpartition(":")[2]
-    return ["from rwsim.audit import transform", f"{name} = transform({name})"] if hasattr(subject.make, "factory") else []
+    return ["from rwsim.audit import transform", "Optimizer = transform(Optimizer)"] if hasattr(subject.make, "factory") else []
 
 
 def _numbers(values: Any) -> str:
@@ -36,10 +28,10 @@ def program(script: Script, subject: Subject, dtype: torch.dtype, expected: floa
     loop = "for g, lr in zip(grads, lrs):" if moved else "for g in grads:"
     lines = [
         "import torch",
-        importing(subject.name),
+        imported(subject.name),
         *(_wrapping(subject)),
         f"w = torch.nn.Parameter(torch.tensor([{float(script.start):.6g}], dtype={dtype}))",
-        f"optimizer = {subject.name.rpartition(':')[2]}([w], {call})",
+        f"optimizer = Optimizer([w], {call})",
         f"grads = {_numbers(script.grads.flatten().tolist())}",
         *([f"lrs = {_numbers(script.lrs)}"] if moved else []),
         loop,

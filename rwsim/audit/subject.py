@@ -204,10 +204,13 @@ class Subject:
         """
         keywords = {**self.arguments(hyper), **extra}
         try:
-            return self.make(params, **keywords)
+            made = self.make(params, **keywords)
         except Exception as error:
             shown = ", ".join(f"{k}={v!r}" for k, v in keywords.items())
             raise SubjectError(f"construction with {shown}", error) from error
+        if not callable(getattr(made, "step", None)):
+            raise InvalidArgument("optimizer", "must return an optimizer: what it returned has no method `step`", self.name)
+        return made
 
     def set_lr(self, optimizer: Any, lr: Any) -> None:
         """Change the learning rate as a scheduler does."""

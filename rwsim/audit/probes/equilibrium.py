@@ -150,8 +150,9 @@ def run(context: Context) -> Result:
         findings.append(_departed(law, shadow.first, shadow, f" In equilibrium nothing of it is seen beyond {limit:.1%}."))
         return Result(findings, measured)
     likeness = ""
-    kind: Kind = FAULT
-    if shadow.first.step <= SCRIPTED:
+    kind: Kind = context.known or FAULT
+    # What the scenes of P1 to P5 explain needs no likeness: signatures take as long as the walk.
+    if shadow.first.step <= SCRIPTED and context.known is None:
         known = signatures(setting.rule, setting.gradients, STEPS, burn_in, float(start_sq))
         likeness, kind, measured["resembles"] = _likeness(found, known)
     said = f"its {said} what {law.name} predicts{likeness}."

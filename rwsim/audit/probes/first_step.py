@@ -14,7 +14,7 @@ TITLE = "first step"
 
 
 def scenes(make: Maker) -> list[Script]:
-    found = [make("one step", 1 + make.randn(2, 3).abs(), make.randn(1, 2, 3), lr=0.5, weight_decay=0.5)]
+    found = [make("one step", 1 + make.randn(2, 3).abs(), make.randn(1, 2, 3), lr=0.4, weight_decay=0.6)]
     if "eps" in make.words:
         tiny = float(make.pinned.get("eps", 1e-6)) or 1e-6
         grads = torch.full((3, 1, 2), tiny, dtype=torch.float64)

@@ -18,6 +18,7 @@ def scenes(make: Maker) -> list[Script]:
     return [
         make("lr halved, no decay", torch.zeros(3, 4, dtype=torch.float64), make.randn(12, 3, 4), halved, weight_decay=0.0),
         make("lr halved", weights, make.randn(12, 3, 4), halved),
+        make("lr raised", weights, make.randn(6, 3, 4), (1.0,) * 2 + (2.0,) * 4),
         make("lr to zero", weights, make.randn(10, 3, 4), (1.0,) * 4 + (0.0,) * 4 + (0.25,) * 2),
         make("lr halved, no gradient", 1 + weights.abs(), torch.zeros(6, 3, 4, dtype=torch.float64), (1.0,) * 2 + (0.5,) * 4),
     ]

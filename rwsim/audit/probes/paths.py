@@ -68,7 +68,7 @@ def run(context: Context) -> Result:
 
 
 def _switches(stage: Stage, crowd: Crowd) -> None:
-    compiled = bool(getattr(stage.context, "compiled", False))
+    compiled = stage.context.compiled
     for switch in SWITCHES:
         for value in SWITCHES[switch] if switch in stage.context.subject.keywords else ():
             if switch in _GPU and value:
