@@ -221,6 +221,37 @@ class OwnSecondBeta(Plain):
         return super().direction(g, s, {**group, "betas": (group["betas"][0], 0.999)})
 
 
+class DecayOfMatricesOnly(Plain):
+    def update(self, p, g, s, group):
+        if p.ndim > 1:
+            p.mul_(1 - lr_wd(group))
+        p.sub_(group["lr"] * self.direction(g, s, group))
+
+
+class SharesGradient(Sgd):
+    def one(self, p, g, state, group):
+        if not state:
+            state["momentum_buffer"] = g.add(p, alpha=group["weight_decay"]) if group["weight_decay"] else g
+            p.sub_(group["lr"] * state["momentum_buffer"])
+        else:
+            self.update(p, g, state, group)
+
+
+class AmsgradForgetsDecay(Plain):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, amsgrad=False):
+        super().__init__(params, lr, betas, eps, weight_decay)
+        self.amsgrad = amsgrad
+
+    def update(self, p, g, s, group):
+        if not self.amsgrad:
+            p.mul_(1 - lr_wd(group))
+            p.sub_(group["lr"] * self.direction(g, s, group))
+            return
+        m, v, one, two = self.moments(g, s, group)
+        s["top"] = torch.maximum(s.get("top", torch.zeros_like(v)), v)
+        p.sub_(group["lr"] * m / one / ((s["top"] / two).sqrt() + group["eps"]))
+
+
 class HalfTheStep(Plain):
     def direction(self, g, s, group):
         return 0.5 * super().direction(g, s, group)
@@ -261,6 +292,8 @@ CASES = [
     (0, "adamw", RowWise, "square-row", "one second moment for a row"),
     (0, "adamw", ClippedGradient, "mask-clip-gradient", "clipped at one"),
     (0, "adamw", OwnSecondBeta, "beta2-differs", "betas[1] = 0.999"),
+    (0, "adamw", DecayOfMatricesOnly, "depends-on-shape", "a vector, a single weight"),
+    (0, "adamw", AmsgradForgetsDecay, "amsgrad-wrong", "With amsgrad=True"),
     (0, "adamw", HalfTheStep, "scale-differs", "0.5 times"),
 ]
 
@@ -275,6 +308,20 @@ def test_names_the_fault(number, law, faulty, code, words):
     assert found[code].effect is None or abs(found[code].effect) > found[code].error
     # The diagnosis is the whole of it: nothing is left over.
     assert "departs" not in found
+
+
+def test_a_buffer_that_is_the_gradient():
+    report = rwsim.audit(SharesGradient, "sgdm", settings={"weight_decay": 0.0}, probes=["P8"])
+    assert "buffer-shares-gradient" in {finding.code for finding in report.findings}, report.findings
+
+
+class Inherits(torch.optim.AdamW):
+    def __init__(self, params, lr=1e-3, **kwargs):
+        super().__init__(params, lr=lr, **kwargs)
+
+
+def test_keywords_behind_kwargs_are_those_of_the_base():
+    assert rwsim.audit(Inherits, "adamw", probes=SCENES).passed
 
 
 @pytest.mark.parametrize("faulty", [DecayAfter, HoldsLr, SwappedLion], ids=lambda value: value.__name__)

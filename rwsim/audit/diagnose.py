@@ -18,6 +18,7 @@ from rwsim.audit.context import Context
 from rwsim.audit.finding import CONVENTION, FAULT, NOTE, Finding, Kind, Outcome, Severity, Status
 from rwsim.audit.forms import LISTS, Form, walk
 from rwsim.audit.identify import Observed, Search, defaults, law_form, nearest_rule, rule_paths
+from rwsim.audit.probes.scale import SHAPES
 from rwsim.audit.script import Maker, Script
 from rwsim.audit.snippet import smallest
 from rwsim.audit.subject import SubjectError
@@ -31,6 +32,8 @@ _CONVENTIONS = {("decay", "decoupled"), ("decay", "gradient"), ("rate", "alone")
 )}  # fmt: skip
 # A floor of the root is eps added to it within a factor of two, and equal to it away from eps.
 _NOTES = {("momentum", "dampened after the first step"), ("eps", "floor")}
+# Option -> what it changes of a form, from what, to what (as torch.optim means them).
+_OPTIONS = {"nesterov": ("momentum", "sum", "nesterov"), "amsgrad": ("square", "gradient", "maximum")}
 _LOW = {
     ("decay", "after"),
     ("eps", "outside"),
@@ -66,13 +69,13 @@ class Diagnosis:
         return self.exact and all(finding.kind == NOTE for finding in self.findings)
 
 
-def _observe(context: Context, scenes: Sequence[Script]) -> tuple[list[Script], list[Tensor], list[Finding], dict[str, str]]:
+def _observe(context: Context, scenes: Sequence[Script], **extra: Any) -> tuple[list[Script], list[Tensor], list[Finding], dict[str, str]]:
     """Run every scene. One that the constructor refuses is left out; one that breaks a step, or is not finite, is a finding."""
     ran, paths, refused = [], [], {}
     broken: dict[str, list[Script]] = {}
     for scene in scenes:
         try:
-            path = scene.subject(context.subject, context.dtype)
+            path = scene.subject(context.subject, context.dtype, **extra)
         except SubjectError as error:
             if error.doing != "step()":
                 refused[scene.name] = str(error)
@@ -119,6 +122,8 @@ def diagnose(context: Context, rooms: Mapping[str, Any], probes: Sequence[str]) 
     if missed:
         exact, identity, found = _explain(context, rule, given, observed, missed)
         findings += found
+    else:
+        findings += [finding for finding in _flags(context, rule, given, observed) if set(finding.probes) & set(probes)]
     outcomes = []
     for name in probes:
         mine = [(scene, error) for scene, error in zip(ran, errors, strict=True) if scene.probe == name]
@@ -128,6 +133,35 @@ def diagnose(context: Context, rooms: Mapping[str, Any], probes: Sequence[str]) 
         status: Status = "departed" if departed else "held" if mine else "not applicable"
         outcomes.append(Outcome(name, status, "" if mine else "the constructor refuses every scene", measured=measured))
     return Diagnosis(rule, identity, exact, tuple(findings), tuple(outcomes))
+
+
+def _flags(context: Context, rule: type[UpdateRule], given: dict[str, Any], observed: Observed) -> list[Finding]:
+    """What is wrong behind options of torch's names that are off: they must do what they say, and nothing else."""
+    offered = {
+        flag: change for flag, change in _OPTIONS.items() if context.subject.keywords.get(flag) and flag not in context.subject.settings
+    }
+    laws = law_form(rule, observed.scripts, given) if offered else None
+    found = []
+    for flag, (name, plain, choice) in offered.items():
+        if laws is None or getattr(laws, name) != plain:
+            continue
+        ran, paths, broken, _ = _observe(context, observed.scripts, **{flag: True})
+        seen = Observed.of(ran, paths, context.dtype)
+        if broken or len(ran) < len(observed.scripts):
+            continue
+        # An option without any effect is P10's business.
+        if all(error <= 1 for error in seen.errors(observed.paths)):
+            continue
+        search, right = _search(context, rule, given, seen), laws.changed(**{name: choice})
+        form, left = (right, 0) if not search.misses(right, search.order, 0) else search.find(right)
+        if form == right and not left:
+            continue
+        said = "; ".join(_words(form, right)) if not left else "no form of the family fits"
+        missed = [s for i, s in enumerate(seen.scripts) if search.misses(right, [i], 0)]
+        text = f"With {flag}=True it is not {rule.name} with {_phrase(right, name)}: {said}."
+        probes = tuple(dict.fromkeys(scene.probe for scene in missed))
+        found.append(Finding(f"{flag}-wrong", FAULT, "medium", text, probes))
+    return found
 
 
 def _named(rule: type[UpdateRule]) -> str:
@@ -161,6 +195,8 @@ def _explain(
     """Whether something explains every scene, what the optimizer is, and a finding for each difference from the law."""
     probes = tuple(dict.fromkeys(scene.probe for scene in missed))
     laws = law_form(rule, observed.scripts, given)
+    if laws is not None and all(scene.name in SHAPES for scene in missed):
+        return _by_shape(context, rule, given, observed, laws, missed)
     search = _search(context, rule, given, observed)
     form, left = search.find(laws)
     fitted = None
@@ -184,6 +220,26 @@ def _explain(
         return False, f"not {rule.name}, nor any form of the family; nearest: {said or rule.name}", findings
     name = f"{other.name}, not {rule.name}" if other is not None else f"a variant of {rule.name}"
     return True, f"{name}: {said}" if said else name, findings
+
+
+def _by_shape(
+    context: Context, rule: type[UpdateRule], given: dict[str, Any], observed: Observed, laws: Form, missed: list[Script]
+) -> tuple[bool, str, list[Finding]]:
+    """Parameters of some shapes have a rule of their own."""
+    names = ", ".join(scene.name for scene in missed)
+    theirs = observed.only([i for i, scene in enumerate(observed.scripts) if any(scene is one for one in missed)])
+    form, left = _search(context, rule, given, theirs).find(laws)
+    said = "no form of the family fits" if left else "; ".join(_words(form, laws))
+    text = f"Parameters of some shapes have another rule ({names}): {said}. Small matrices take the steps of {rule.name}."
+    laws_paths = rule_paths(rule, theirs.scripts, given)
+    gaps = [
+        float((mine - path).abs().max()) / (scene.scale(path) or 1.0)
+        for scene, mine, path in zip(theirs.scripts, theirs.paths, laws_paths, strict=True)
+    ]
+    shown = _shown(context, rule, given, theirs)
+    probes = tuple(dict.fromkeys(scene.probe for scene in missed))
+    finding = Finding("depends-on-shape", FAULT, "high", text, probes, max(gaps), None, shown)
+    return not left, f"{rule.name}, but for {names}: {said}", [finding]
 
 
 def _search(context: Context, rule: type[UpdateRule], given: dict[str, Any], observed: Observed) -> Search:

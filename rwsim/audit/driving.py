@@ -126,13 +126,31 @@ def gradients_left(make, seed, dtype):
 def gradients_cleared(make, seed, dtype):
     """zero_grad clears every gradient: counts those that are left."""
     params = weights(seed, dtype)
-    optimizer = make(params)
+    optimizer = make([{"params": [param]} for param in params])
     left = 0
     for options in ({}, {"set_to_none": False}, {"set_to_none": True}):
         feed(params, 0, seed)
         optimizer.zero_grad(**options)
         left += sum(param.grad is not None and bool(param.grad.any()) for param in params)
     return left
+
+
+def gradients_reused(make, seed, dtype):
+    """Gradients written in place into the same tensors, as without set_to_none, do what new tensors do."""
+    ends = []
+    for reused in (False, True):
+        params = weights(seed, dtype)
+        optimizer = make(params)
+        held = []
+        for step in range(6):
+            feed(params, step, seed)
+            if reused and held:
+                for i, param in enumerate(params):
+                    param.grad = held[i].copy_(param.grad)
+            held = [param.grad for param in params]
+            optimizer.step()
+        ends.append(values(params))
+    return gap(ends[1], ends[0])
 
 
 def closure_has_gradients(make, seed, dtype):
@@ -315,6 +333,11 @@ CHECKS = (
         "zero-grad-raises", "zero_grad raises", exact=True,
     ),
     Check(
+        gradients_reused, "buffer-shares-gradient", "fault", "high",
+        "a gradient tensor that is used again (zero_grad without set_to_none) changes what the optimizer remembers: "
+        "a buffer is the gradient itself",
+    ),
+    Check(
         closure_has_gradients, "closure-without-grad", "fault", "medium",
         "the closure runs under no_grad: one that calls backward, as torch's do, fails", "closure-raises", _CLOSURE, exact=True,
     ),
@@ -343,8 +366,8 @@ CHECKS = (
     ),
     Check(
         scheduled_tensor_lr, "tensor-lr-compounds", "fault", "medium",
-        "with a learning rate that is a tensor, schedulers do not give what they give with a number: it shares memory with "
-        "initial_lr or with the state, so that factors multiply repeatedly", exact=True,
+        "with a learning rate that is a tensor, schedulers do not give what they give with a number: factors multiply "
+        "repeatedly (it shares memory with initial_lr or with the state), or its changes are not followed", exact=True,
     ),
     Check(
         overflow_skipped, "overflow-advances-state", "fault", "medium",

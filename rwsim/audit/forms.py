@@ -162,14 +162,14 @@ def walk(form: Form, start: np.ndarray, grads: np.ndarray, lrs: np.ndarray, hype
 
     Args:
         form: The form.
-        start: Initial weights, shape (row, dim).
-        grads: Shape (step, row, dim).
-        lrs: Learning rates, shape (step, row, 1).
+        start: Initial weights, of any shape.
+        grads: Shape (step, *shape).
+        lrs: Learning rates, shape (step, 1, ...).
         hyper: Arrays that broadcast against `start`: weight_decay, momentum, beta1, beta2, beta3, eps, dampening, nu, mix;
             `max_lr` or None for the largest there is; `single`, the one average of a rule that has no two, or None.
 
     Returns:
-        Shape (step, row, dim).
+        Shape (step, *shape).
     """
     w = start.copy()
     memory = SimpleNamespace(m=np.zeros_like(w), slow=np.zeros_like(w), v=np.zeros_like(w), top=np.zeros_like(w))

@@ -18,6 +18,8 @@ from rwsim.optimizers import RULES, UpdateRule
 _CORE = [name for name in LISTS if name not in (*DECAY_FIELDS, "direction")] + ["direction"]
 # Forms that few scenes leave are tried one by one with every decay: so many of them.
 _MOST_CORES = 40
+# Numbers of a scene beyond which it is tried last.
+_LARGE = 5000
 # Factors of the decay that a slip makes: applied twice, half, a factor of ten.
 _FACTORS = (1.0, 2.0, 0.5, 10.0, 0.1)
 
@@ -48,6 +50,10 @@ class Observed:
             found.append(gap / allowed if np.isfinite(gap) else float("inf"))
         return found
 
+    def only(self, indices: Sequence[int]) -> "Observed":
+        """Some of the scenes."""
+        return Observed([self.scripts[i] for i in indices], [self.paths[i] for i in indices], [self.tolerances[i] for i in indices])
+
 
 def rule_paths(rule: type[UpdateRule], scripts: Sequence[Script], given: Mapping[str, Any]) -> list[Tensor]:
     """Where a law goes in every script."""
@@ -62,7 +68,7 @@ class Search:
         self.scenes = [_arrays(script, given, single) for script in observed.scripts]
         self.paths = [path.numpy() for path in observed.paths]
         # The short scenes first: they reject most forms.
-        self.order = sorted(range(len(self.scenes)), key=lambda i: len(self.paths[i]))
+        self.order = sorted(range(len(self.scenes)), key=lambda i: (self.paths[i].size > _LARGE, len(self.paths[i])))
 
     def misses(self, form: Form, indices: Sequence[int], limit: int = 10**9) -> int:
         """In how many of these scripts the form goes elsewhere; counting stops beyond the limit."""
@@ -191,7 +197,7 @@ def _arrays(script: Script, given: Mapping[str, Any], single: bool) -> tuple[np.
         single=first if single else None, eps=hyper.get("eps", 0.0), dampening=hyper.get("dampening", 0.0),
         nu=hyper.get("nu", 1.0), mix=hyper.get("mix", 0.0), max_lr=hyper.get("max_lr"),
     )  # fmt: skip
-    lrs = np.array(script.lrs)[:, None, None] * np.ones((1, len(script.start), 1))
+    lrs = np.array(script.lrs).reshape(-1, *[1] * script.start.ndim)
     return script.start.numpy(), script.grads.numpy(), lrs, values
 
 

@@ -29,8 +29,8 @@ class Script:
     Attributes:
         name: What it shows.
         probe: The probe that it belongs to.
-        start: Initial weights, shape (row, dim).
-        grads: Gradients, shape (step, row, dim).
+        start: Initial weights, mostly (row, dim).
+        grads: Gradients, shape (step, *shape).
         lrs: Learning rate of each step; the first is the constructor's.
         hyper: The other hyperparameters, rwsim's words.
     """
@@ -46,9 +46,10 @@ class Script:
         """Its first steps."""
         return replace(self, grads=self.grads[:steps], lrs=self.lrs[:steps])
 
-    def cut(self, row: int, dim: int) -> "Script":
-        """One coordinate of it."""
-        return replace(self, start=self.start[row : row + 1, dim : dim + 1], grads=self.grads[:, row : row + 1, dim : dim + 1])
+    def cut(self, index: int) -> "Script":
+        """One coordinate of it, in as many axes."""
+        shape = [1] * self.start.ndim
+        return replace(self, start=self.start.flatten()[index].reshape(shape), grads=self.grads.flatten(1)[:, index].reshape(-1, *shape))
 
     def rounded(self) -> "Script":
         """Its numbers as a short program writes them: six digits."""
@@ -59,7 +60,7 @@ class Script:
         return replace(self, start=six(self.start), grads=six(self.grads), lrs=tuple(float(f"{lr:.6g}") for lr in self.lrs))
 
     def subject(self, subject: Subject, dtype: torch.dtype, **extra: Any) -> Tensor:
-        """Where the optimizer goes: (step, row, dim), float64."""
+        """Where the optimizer goes: (step, *shape), float64."""
         start = self.start.to(dtype)
         grads = [[grad.to(dtype)] for grad in self.grads]
         path = subject.walk([start], grads, self.hyper, lrs=self.lrs, **extra)

@@ -26,17 +26,19 @@ def program(script: Script, subject: Subject, dtype: torch.dtype, expected: floa
     call = ", ".join(f"{key}={value!r}" for key, value in keywords.items())
     moved = len(set(script.lrs)) > 1
     loop = "for g, lr in zip(grads, lrs):" if moved else "for g in grads:"
+    axes = script.start.ndim
+    value = f"{'[' * axes}{float(script.start):.6g}{']' * axes}"
     lines = [
         "import torch",
         imported(subject.name),
         *(_wrapping(subject)),
-        f"w = torch.nn.Parameter(torch.tensor([{float(script.start):.6g}], dtype={dtype}))",
+        f"w = torch.nn.Parameter(torch.tensor({value}, dtype={dtype}))",
         f"optimizer = Optimizer([w], {call})",
         f"grads = {_numbers(script.grads.flatten().tolist())}",
         *([f"lrs = {_numbers(script.lrs)}"] if moved else []),
         loop,
         *(["    optimizer.param_groups[0]['lr'] = lr"] if moved else []),
-        "    w.grad = torch.tensor([g], dtype=w.dtype)",
+        "    w.grad = torch.full_like(w, g)",
         "    optimizer.step()",
         f"print(w.item())  # {law} gives {expected:.9g}",
     ]
@@ -48,8 +50,7 @@ def smallest(script: Script, subject: Subject, dtype: torch.dtype, rule: type[Up
     mine, theirs = script.subject(subject, dtype), script.law(rule, given)
     apart = (mine - theirs).abs()
     steps = int((apart.flatten(1).amax(1) > gap / 4).nonzero()[0]) + 1 if bool((apart > gap / 4).any()) else len(apart)
-    row, dim = divmod(int(apart[steps - 1].argmax()), apart.shape[-1])
-    one = script.cut(row, dim).head(steps).rounded()
+    one = script.cut(int(apart[steps - 1].argmax())).head(steps).rounded()
     try:
         shown = one.subject(subject, dtype)
     except SubjectError:

@@ -147,11 +147,13 @@ class Subject:
         if named and (named[0].name in PARAMS or named[0].default is named[0].empty):
             named = named[1:]
         found = {p.name: p for p in named}
-        # A constructor of nothing but **kwargs hands them to a base: that one's names are taken.
-        if not found and self.open_ended and inspect.isclass(self.make):
+        # **kwargs are handed to a base that is an optimizer with a learning rate of its own: that one's names are taken too.
+        if self.open_ended and inspect.isclass(self.make):
             for base in self.make.__mro__[1:]:
-                if base is not object and (inner := Subject(base, base.__name__).keywords if callable(getattr(base, "step", None)) else {}):
-                    return inner
+                if base is not object and callable(getattr(base, "step", None)):
+                    inner = Subject(base, base.__name__).keywords
+                    if any(alias in inner for alias in ALIASES["lr"]):
+                        return {**inner, **found}
         return found
 
     def _meaning(self, keyword: str) -> str | None:
