@@ -68,7 +68,7 @@ def test_holds_departs_and_identifies(capsys):
     assert run(["audit", "mine.py:Twice", "--law", "adamw", "--probe", "P1,P2"]) == FAILS
     out = capsys.readouterr().out
     assert "mine.py:Twice: departs from the law adamw" in out and "Decay applied twice" in " ".join(out.split())
-    assert "optimizer = Twice([w]" in out and "1 fault" in out and max(map(len, out.split("The smallest")[0].splitlines())) <= 80
+    assert "optimizer = Optimizer([w]" in out and "1 fault" in out and max(map(len, out.split("The smallest")[0].splitlines())) <= 80
     assert run(["audit", "torch.optim:SGD", "--probe", "P1", "P3"]) == HOLDS  # no law: says what it is
     assert "identified as sgd" in capsys.readouterr().out
     assert run(["audit", "mine.py:Twice", "--quiet", "--probe", "P2"]) == FAILS

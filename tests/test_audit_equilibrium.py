@@ -163,7 +163,7 @@ SLIPS = [
     (Lion, "swapped", "lion", None, None, "betas were swapped"),
     (Lion, "momentum first", "lion", None, None, "momentum were updated before the sign"),
 ]
-FAST = {"decay twice", "decoupled", "momentum first"}
+FAST = {"decay twice"}
 
 
 @pytest.mark.parametrize(

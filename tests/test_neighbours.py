@@ -58,10 +58,16 @@ def ideal(rule: UpdateRule, steps: int, seed: int = 0, weight_decay: bool = True
     return walk(job, torch.device("cpu"), normalizer=root)
 
 
+def often(names):
+    """The rules by name; those that walk long, and in these tests do much as adamw does, only in slow runs."""
+    slow = {"ademamix", "nadamw", "adamc", "adamw_independent"}
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
+
+
 @pytest.mark.parametrize(
     "setting", [STRONG[0], *(pytest.param(s, marks=pytest.mark.slow) for s in STRONG[1:])], ids=lambda s: f"lr{s[0]:g}-wd{s[1]:g}-m{s[2]:g}"
 )
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", often(RULES))
 def test_ideal_walk_meets_the_exact_form(name, setting):
     """E||w||^2, 1 - E<w,w'>/E||w||^2 and the RMS update within 4 MCSE, each MCSE under 0.1 %."""
     rule = strong(RULES[name], *setting)
@@ -86,7 +92,7 @@ def test_ideal_walk_meets_the_exact_form(name, setting):
         assert abs(mean - predicted) <= 4 * mcse + 1e-9 * predicted, f"{what}: {mean / predicted - 1:+.3%}, MCSE {mcse / predicted:.3%}"
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if linear_response(RULES[n]).direction != "sign"])
+@pytest.mark.parametrize("name", often(n for n in RULES if linear_response(RULES[n]).direction != "sign"))
 def test_a_parameter_without_decay_has_the_same_update_size(name):
     """eta_g of a bias: the RMS update does not know the decay."""
     rule = strong(RULES[name], *STRONG[0])
@@ -175,7 +181,7 @@ def test_total_response_and_diffusion_of_table_6():
         assert sp.simplify(response + eta / rates.sym.normalizer) == 0
 
 
-@pytest.mark.parametrize("name", [n for n in RULES if linear_response(RULES[n]).direction != "sign"])
+@pytest.mark.parametrize("name", often(n for n in RULES if linear_response(RULES[n]).direction != "sign"))
 def test_diffusion_is_the_variance_growth_of_a_walk_without_decay(name):
     """Simulated: the displacement over T steps without decay has variance tau_g^2 T (steady momentum, so a correction 1/T)."""
     rule = type(strong(RULES[name], *STRONG[1]))(**{**vars(strong(RULES[name], *STRONG[1]).values), "weight_decay": 0.0})

@@ -231,14 +231,13 @@ def _by_shape(
     form, left = _search(context, rule, given, theirs).find(laws)
     said = "no form of the family fits" if left else "; ".join(_words(form, laws))
     text = f"Parameters of some shapes have another rule ({names}): {said}. Small matrices take the steps of {rule.name}."
-    laws_paths = rule_paths(rule, theirs.scripts, given)
-    gaps = [
-        float((mine - path).abs().max()) / (scene.scale(path) or 1.0)
-        for scene, mine, path in zip(theirs.scripts, theirs.paths, laws_paths, strict=True)
-    ]
+    right = rule_paths(rule, theirs.scripts, given)
+    sizes = [scene.scale(path) or 1.0 for scene, path in zip(theirs.scripts, right, strict=True)]
+    gap = max(float((path - law).abs().max()) / size for path, law, size in zip(theirs.paths, right, sizes, strict=True))
+    error = max(allowed / size for allowed, size in zip(theirs.tolerances, sizes, strict=True))
     shown = _shown(context, rule, given, theirs)
     probes = tuple(dict.fromkeys(scene.probe for scene in missed))
-    finding = Finding("depends-on-shape", FAULT, "high", text, probes, max(gaps), None, shown)
+    finding = Finding("depends-on-shape", FAULT, "high", text, probes, gap, error, shown)
     return not left, f"{rule.name}, but for {names}: {said}", [finding]
 
 

@@ -141,7 +141,7 @@ def gradients_reused(make, seed, dtype):
     for reused in (False, True):
         params = weights(seed, dtype)
         optimizer = make(params)
-        held = []
+        held: list[torch.Tensor] = []
         for step in range(6):
             feed(params, step, seed)
             if reused and held:

@@ -150,8 +150,11 @@ class Subject:
         # **kwargs are handed to a base that is an optimizer with a learning rate of its own: that one's names are taken too.
         if self.open_ended and inspect.isclass(self.make):
             for base in self.make.__mro__[1:]:
-                if base is not object and callable(getattr(base, "step", None)):
-                    inner = Subject(base, base.__name__).keywords
+                if base not in (object, torch.optim.Optimizer) and callable(getattr(base, "step", None)):
+                    try:
+                        inner = Subject(base, base.__name__).keywords
+                    except InvalidArgument:
+                        continue
                     if any(alias in inner for alias in ALIASES["lr"]):
                         return {**inner, **found}
         return found
