@@ -74,8 +74,8 @@ def test_a_faulty_one_is_named_with_a_program_that_runs(tmp_path, monkeypatch, c
     report = rwsim.audit(twice, law="adamw", probes=["P1", "P2"])
     finding = report.findings[0]
     assert finding.code == "decay-twice" and finding.kind == "fault" and "transform(Optimizer)" in finding.snippet
-    program = finding.snippet.replace("from tests.test_audit_transform import twice", "")
-    exec(program, {"twice": twice})  # a program of our own making
+    program = finding.snippet.replace("from tests.test_audit_transform import twice as Optimizer", "")
+    exec(program, {"Optimizer": twice})  # a program of our own making
     expected = float(program.rpartition("gives ")[2])
     assert abs(float(capsys.readouterr().out) - expected) > 1e-3
 
