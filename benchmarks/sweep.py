@@ -47,14 +47,14 @@ def measure(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         return call
 
     for name, walk in engines.items():
-        modules[name].walk = timed(walk)  # type: ignore[attr-defined]
+        modules[name].walk = timed(walk)  # type: ignore[attr-defined]  # a module is typed without its functions
     try:
         began = time.perf_counter()
         found = sweep(config, folder)
         ended = time.perf_counter()
     finally:
         for name, walk in engines.items():
-            modules[name].walk = walk  # type: ignore[attr-defined]
+            modules[name].walk = walk  # type: ignore[attr-defined]  # a module is typed without its functions
     first, last = min(w[1] for w in walks), max(w[2] for w in walks)
     ends = [max(w[2] for w in walks if w[0] == device) for device in {w[0] for w in walks}]
     bits = {str(name): hashlib.sha256(array.values.tobytes()).hexdigest() for name, array in found.data.data_vars.items()}
