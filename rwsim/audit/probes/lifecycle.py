@@ -28,7 +28,7 @@ TITLE = "lifecycle"
 _ALONE = (
     driving.weights_after_construction, driving.marks_after_construction, driving.step_without_gradients,
     driving.gradients_left, driving.gradients_cleared, driving.closure_has_gradients, driving.closure_calls, driving.closure_loss,
-    driving.scheduled_lr, saving.loaded_weights_only, saving.weights_unchanged_by_a_copy,
+    driving.scheduled_lr, saving.saved_to_file, saving.loaded_weights_only, saving.weights_unchanged_by_a_copy,
 )  # fmt: skip
 
 _RESUMED = (saving.resumed_with_another_lr, saving.resumed_from_file, saving.rewound)
@@ -50,7 +50,8 @@ def run(context: Context) -> Result:
         for check in checks:
             name = check.program.__name__
             # A state_dict that is incomplete, or cannot be loaded at all, shows in each way of resuming: once is enough.
-            known = check.program in _RESUMED and any(finding.code.startswith("state-dict") for finding in bench.result.findings)
+            faults = [finding.code for finding in bench.result.findings if finding.kind == "fault"]
+            known = check.program in _RESUMED and any(code.startswith("state-dict") for code in faults)
             if name not in bench.result.measured and not known:
                 bench.run(check)
         _gradients(bench)
