@@ -58,8 +58,10 @@ def _expect(term, moments):
         elif power.is_Integer and power > 0:
             random += [base] * int(power)
         else:
+            # A refusal, not a gap to fill: a moment that nobody stated is not to be guessed.
             raise NotImplementedError(f"no expectation of {factor}")
     if len(random) > 2:
+        # The same: results rest on second moments alone.
         raise NotImplementedError(f"only second moments are known, got {term}")
     if len(random) == 0:
         return term
@@ -106,6 +108,7 @@ def _pair(a, b, moments):
         return sp.Piecewise((a[0].subs(index, where) * b[0] * moment, inside), (0, True))
     shift = sp.simplify(where - inner)
     if shift.has(inner):
+        # None of the derivations has such a pair; a wrong overlap would be worse than none.
         raise NotImplementedError("sums that run against each other")
     first, last = sp.Max(b[3][1], low - shift), sp.Min(b[3][2], high - shift)
     summand = sp.powsimp(a[0].subs(index, where) * b[0].subs(b[3][0], inner))

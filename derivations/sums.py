@@ -18,6 +18,7 @@ def geometric(summand, index, first, last=sp.oo):
         return sp.Integer(0)
     ratio = sp.simplify(sp.powsimp(sp.expand(summand.subs(index, index + 1) / summand)))
     if ratio.has(index):
+        # A refusal that the caller hears of: it then leaves the sum to sympy.
         raise NotImplementedError(f"{summand} is not geometric in {index}")
     start = summand.subs(index, first)
     if last is not sp.oo:

@@ -13,6 +13,7 @@ import rwsim
 ROOT = Path(rwsim.__file__).parent
 # One way only: a module may import from its own layer and from those to its left.
 LAYERS = (
+    "_door",
     "errors",
     "optimizers",
     "theory",

@@ -45,6 +45,23 @@ def drive(optimizer, params, steps, seed):
         optimizer.step()
 
 
+def started(make, seed, dtype, steps):
+    """Weights, and an optimizer that has moved them for some steps."""
+    params = weights(seed, dtype)
+    optimizer = make(params)
+    drive(optimizer, params, range(steps), seed)
+    return params, optimizer
+
+
+def resumed_from(make, params, saved, seed, **more):
+    """Where a fresh optimizer of copies of the weights goes in ten steps, from the state that five left."""
+    after = [torch.nn.Parameter(value) for value in values(params)]
+    fresh = make(after, **more)
+    fresh.load_state_dict(saved)
+    drive(fresh, after, range(5, 15), seed)
+    return after
+
+
 def values(params):
     return [param.detach().clone() for param in params]
 
@@ -67,7 +84,23 @@ def schedules():
     ]
 
 
-HELPERS: Mapping[str, Callable[..., Any]] = {f.__name__: f for f in (weights, feed, drive, values, gap, schedules)}
+def cut(make, seed, dtype, size, axis):
+    """How far the halves of a matrix, cut along an axis, go from where they go whole."""
+    (whole,) = weights(seed, dtype, [(4, 6)])
+    parts = [torch.nn.Parameter(value) for value in values(whole.split(size, axis))]
+    first, second = make([whole]), make(parts)
+    for step in range(10):
+        feed([whole], step, seed)
+        for part, grad in zip(parts, whole.grad.split(size, axis), strict=True):
+            part.grad = grad.clone()
+        first.step()
+        second.step()
+    return gap(parts, whole.split(size, axis))
+
+
+HELPERS: Mapping[str, Callable[..., Any]] = {
+    f.__name__: f for f in (weights, feed, drive, values, gap, schedules, started, resumed_from, cut)
+}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Construction, closures, gradients, groups that come later, schedulers, loss scal
 
 import torch
 
-from rwsim.audit.bench import Check, drive, feed, gap, schedules, values, weights
+from rwsim.audit.bench import Check, drive, feed, gap, schedules, started, values, weights
 
 
 def weights_after_construction(make, seed, dtype):
@@ -43,9 +43,7 @@ def frozen_parameter(make, seed, dtype):
 
 def step_without_gradients(make, seed, dtype):
     """Where no parameter has a gradient a step moves nothing, not even by weight decay."""
-    params = weights(seed, dtype)
-    optimizer = make(params)
-    drive(optimizer, params, range(3), seed)
+    params, optimizer = started(make, seed, dtype, 3)
     before = values(params)
     for param in params:
         param.grad = None
@@ -55,8 +53,7 @@ def step_without_gradients(make, seed, dtype):
 
 def step_count_without_gradients(make, seed, dtype):
     """Steps without any gradient do not count as steps."""
-    straight = weights(seed, dtype)
-    drive(make(straight), straight, range(4), seed)
+    straight, _ = started(make, seed, dtype, 4)
 
     params = weights(seed, dtype)
     optimizer = make(params)
@@ -117,9 +114,7 @@ def gradients_beside_decay(make, seed, dtype):
 
 def gradients_left(make, seed, dtype):
     """Gradients are still there after a step: counts those that are not."""
-    params = weights(seed, dtype)
-    optimizer = make(params)
-    drive(optimizer, params, range(1), seed)
+    params, _ = started(make, seed, dtype, 1)
     return sum(param.grad is None for param in params)
 
 
@@ -285,8 +280,7 @@ def scheduled_tensor_lr(make, seed, dtype):
 
 def overflow_skipped(make, seed, dtype):
     """Under a GradScaler a step with an infinite gradient leaves weights and state as if it had not been."""
-    straight = weights(seed, dtype)
-    drive(make(straight), straight, range(6), seed)
+    straight, _ = started(make, seed, dtype, 6)
 
     params = weights(seed, dtype)
     optimizer = make(params)

@@ -9,72 +9,47 @@ import pickle
 
 import torch
 
-from rwsim.audit.bench import Check, drive, feed, gap, values, weights
+from rwsim.audit.bench import Check, drive, feed, gap, resumed_from, started, values, weights
 
 
 def resumed(make, seed, dtype):
     """Five steps, save, load into a fresh optimizer of fresh parameters, ten more: as if nothing had happened."""
-    straight = weights(seed, dtype)
-    drive(make(straight), straight, range(15), seed)
+    straight, _ = started(make, seed, dtype, 15)
 
-    before = weights(seed, dtype)
-    optimizer = make(before)
-    drive(optimizer, before, range(5), seed)
+    before, optimizer = started(make, seed, dtype, 5)
     saved = copy.deepcopy(optimizer.state_dict())
-    after = [torch.nn.Parameter(value) for value in values(before)]
-    fresh = make(after)
-    fresh.load_state_dict(saved)
-    drive(fresh, after, range(5, 15), seed)
-    return gap(after, straight)
+    return gap(resumed_from(make, before, saved, seed), straight)
 
 
 def resumed_with_another_lr(make, seed, dtype):
     """The same, but the fresh optimizer was built with another learning rate: the saved one counts."""
-    straight = weights(seed, dtype)
-    drive(make(straight), straight, range(15), seed)
+    straight, _ = started(make, seed, dtype, 15)
 
-    before = weights(seed, dtype)
-    optimizer = make(before)
-    drive(optimizer, before, range(5), seed)
-    after = [torch.nn.Parameter(value) for value in values(before)]
-    fresh = make(after, lr=0.01)
-    fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    drive(fresh, after, range(5, 15), seed)
-    return gap(after, straight)
+    before, optimizer = started(make, seed, dtype, 5)
+    return gap(resumed_from(make, before, copy.deepcopy(optimizer.state_dict()), seed, lr=0.01), straight)
 
 
 def resumed_from_file(make, seed, dtype):
     """The same through torch.save and torch.load."""
-    straight = weights(seed, dtype)
-    drive(make(straight), straight, range(15), seed)
+    straight, _ = started(make, seed, dtype, 15)
 
-    before = weights(seed, dtype)
-    optimizer = make(before)
-    drive(optimizer, before, range(5), seed)
+    before, optimizer = started(make, seed, dtype, 5)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
-    after = [torch.nn.Parameter(value) for value in values(before)]
-    fresh = make(after)
-    fresh.load_state_dict(torch.load(file, weights_only=True))
-    drive(fresh, after, range(5, 15), seed)
-    return gap(after, straight)
+    return gap(resumed_from(make, before, torch.load(file, weights_only=True), seed), straight)
 
 
 def saved_to_file(make, seed, dtype):
     """torch.save takes the state."""
-    params = weights(seed, dtype)
-    optimizer = make(params)
-    drive(optimizer, params, range(3), seed)
+    _, optimizer = started(make, seed, dtype, 3)
     torch.save(optimizer.state_dict(), io.BytesIO())
     return 0.0
 
 
 def loaded_weights_only(make, seed, dtype):
     """The saved state holds nothing but what torch.load(weights_only=True) reads: tensors, numbers, text, lists and dicts."""
-    params = weights(seed, dtype)
-    optimizer = make(params)
-    drive(optimizer, params, range(3), seed)
+    _, optimizer = started(make, seed, dtype, 3)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
@@ -84,8 +59,7 @@ def loaded_weights_only(make, seed, dtype):
 
 def resumed_before_the_first_step(make, seed, dtype):
     """State saved before the first step loads too."""
-    straight = weights(seed, dtype)
-    drive(make(straight), straight, range(5), seed)
+    straight, _ = started(make, seed, dtype, 5)
 
     saved = copy.deepcopy(make(weights(seed, dtype)).state_dict())
     after = weights(seed, dtype)
@@ -97,12 +71,9 @@ def resumed_before_the_first_step(make, seed, dtype):
 
 def rewound(make, seed, dtype):
     """Loading state into the very optimizer that saved it, five steps later: nothing of those steps stays."""
-    straight = weights(seed, dtype)
-    drive(make(straight), straight, range(10), seed)
+    straight, _ = started(make, seed, dtype, 10)
 
-    params = weights(seed, dtype)
-    optimizer = make(params)
-    drive(optimizer, params, range(5), seed)
+    params, optimizer = started(make, seed, dtype, 5)
     saved, kept = copy.deepcopy(optimizer.state_dict()), values(params)
     drive(optimizer, params, range(20, 25), seed)
     optimizer.load_state_dict(saved)
@@ -135,12 +106,9 @@ def loaded_in_bfloat16(make, seed, dtype):
 
 def unchanged_by_its_copy(make, seed, dtype):
     """A's state is loaded into B and B steps: A's next step is as if B were not there."""
-    straight = weights(seed, dtype)
-    drive(make(straight), straight, range(6), seed)
+    straight, _ = started(make, seed, dtype, 6)
 
-    mine = weights(seed, dtype)
-    first = make(mine)
-    drive(first, mine, range(5), seed)
+    mine, first = started(make, seed, dtype, 5)
     other = weights(seed, dtype)
     second = make(other)
     second.load_state_dict(first.state_dict())
@@ -151,9 +119,7 @@ def unchanged_by_its_copy(make, seed, dtype):
 
 def weights_unchanged_by_a_copy(make, seed, dtype):
     """A's state is loaded into B and B steps: A's weights stay where they are."""
-    mine = weights(seed, dtype)
-    first = make(mine)
-    drive(first, mine, range(5), seed)
+    mine, first = started(make, seed, dtype, 5)
     kept = values(mine)
     other = weights(seed, dtype)
     second = make(other)
@@ -180,9 +146,7 @@ def instances_apart(make, seed, dtype):
 
 def deep_copied(make, seed, dtype):
     """A deep copy of optimizer and weights goes on as the original does."""
-    params = weights(seed, dtype)
-    optimizer = make(params)
-    drive(optimizer, params, range(5), seed)
+    params, optimizer = started(make, seed, dtype, 5)
     twin_params, twin = copy.deepcopy((params, optimizer))
     drive(twin, twin_params, range(5, 10), seed)
     drive(optimizer, params, range(5, 10), seed)
@@ -191,9 +155,7 @@ def deep_copied(make, seed, dtype):
 
 def pickled(make, seed, dtype):
     """So does what pickle makes of them."""
-    params = weights(seed, dtype)
-    optimizer = make(params)
-    drive(optimizer, params, range(5), seed)
+    params, optimizer = started(make, seed, dtype, 5)
     twin_params, twin = pickle.loads(pickle.dumps((params, optimizer)))
     drive(twin, twin_params, range(5, 10), seed)
     drive(optimizer, params, range(5, 10), seed)
@@ -202,12 +164,9 @@ def pickled(make, seed, dtype):
 
 def weights_replaced(make, seed, dtype):
     """Weights whose storage is replaced (param.data = ...) are the ones that move."""
-    straight = weights(seed, dtype)
-    drive(make(straight), straight, range(6), seed)
+    straight, _ = started(make, seed, dtype, 6)
 
-    params = weights(seed, dtype)
-    optimizer = make(params)
-    drive(optimizer, params, range(3), seed)
+    params, optimizer = started(make, seed, dtype, 3)
     for param in params:
         param.data = param.data.clone()
     feed(params, 3, seed)

@@ -19,7 +19,7 @@ promises it. Where steps draw random numbers, runs cannot be compared, and only 
 import torch
 
 from rwsim.audit import driving, saving
-from rwsim.audit.bench import Bench, Check, drive, quiet, ready, values, weights
+from rwsim.audit.bench import Bench, Check, quiet, ready, started, values, weights
 from rwsim.audit.context import Context, Result
 
 TITLE = "lifecycle"
@@ -66,8 +66,7 @@ def draws(bench: Bench) -> bool:
         ends = []
         for start in (1, 1, 2):
             torch.default_generator.manual_seed(start)
-            params = weights(seed, dtype)
-            drive(make(params), params, range(6), seed)
+            params, _ = started(make, seed, dtype, 6)
             ends.append(values(params))
         return ends
 

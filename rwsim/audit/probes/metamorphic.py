@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rwsim.audit.bench import Bench, Check, drive, feed, gap, imported, quiet, ready, values, weights
+from rwsim.audit.bench import Bench, Check, cut, drive, feed, gap, imported, quiet, ready, weights
 from rwsim.audit.context import Context, Result
 from rwsim.audit.keywords import EXEMPT, Keywords, Part, scene
 from rwsim.audit.subject import SubjectError
@@ -106,30 +106,12 @@ def two_groups(make, seed, dtype):
 
 def cut_between_rows(make, seed, dtype):
     """A matrix cut into two, between its rows, goes where it goes whole."""
-    (whole,) = weights(seed, dtype, [(4, 6)])
-    parts = [torch.nn.Parameter(value) for value in values(whole.split(2, 0))]
-    first, second = make([whole]), make(parts)
-    for step in range(10):
-        feed([whole], step, seed)
-        for part, grad in zip(parts, whole.grad.split(2, 0), strict=True):
-            part.grad = grad.clone()
-        first.step()
-        second.step()
-    return gap(parts, whole.split(2, 0))
+    return cut(make, seed, dtype, 2, 0)
 
 
 def cut_between_columns(make, seed, dtype):
     """A matrix cut into two, between its columns, goes where it goes whole."""
-    (whole,) = weights(seed, dtype, [(4, 6)])
-    parts = [torch.nn.Parameter(value) for value in values(whole.split(3, 1))]
-    first, second = make([whole]), make(parts)
-    for step in range(10):
-        feed([whole], step, seed)
-        for part, grad in zip(parts, whole.grad.split(3, 1), strict=True):
-            part.grad = grad.clone()
-        first.step()
-        second.step()
-    return gap(parts, whole.split(3, 1))
+    return cut(make, seed, dtype, 3, 1)
 
 
 def shuffled(make, seed, dtype):
