@@ -70,7 +70,7 @@ class Diagnosis:
 
 
 def _observe(context: Context, scenes: Sequence[Script], **extra: Any) -> tuple[list[Script], list[Tensor], list[Finding], dict[str, str]]:
-    """Run every scene. One that the constructor refuses is left out; one that breaks a step, or is not finite, is a finding."""
+    """Run every scene. One that the constructor refuses is left out; one that breaks a step is a finding."""
     ran, paths, refused = [], [], {}
     broken: dict[str, list[Script]] = {}
     for scene in scenes:
@@ -259,8 +259,6 @@ def _words(form: Form, laws: Form | None) -> list[str]:
 def _phrase(form: Form, name: str) -> str:
     if name == "factor":
         return _times(form.factor)
-    if name == "scale":
-        return f"steps {form.scale:.4g} times as long"
     return LISTS[name][str(getattr(form, name))]
 
 
@@ -276,8 +274,8 @@ def _times(factor: float) -> str:
 
 
 def _code(form: Form, name: str) -> str:
-    if name in ("factor", "scale"):
-        return {"decay applied twice": "decay-twice"}.get(_phrase(form, name), "decay-scaled" if name == "factor" else "step-scaled")
+    if name == "factor":
+        return "decay-twice" if form.factor == 2 else "decay-scaled"
     value = str(getattr(form, name))
     return f"{name}-{value}".replace(" ", "-").replace(",", "")
 

@@ -114,7 +114,8 @@ class Search:
                 return form, 0
         if first is None:
             first = self.best(_plain() if near is None else _and_neighbours(near), bare)[0]
-        return self.best(self._decays(first, near), self.order)
+        # What fits nowhere is only likened to something: the usual strengths do for that, and take a seventh of the time.
+        return self.best(self._decays(first, near, (1.0,)), self.order)
 
     def _cores(self, near: Form | None, indices: Sequence[int]) -> Iterator[Form]:
         """Forms, their decay left aside, that fit in these scripts: those next to the law first, the commonest after them."""
