@@ -75,6 +75,9 @@ def row(entry: Entry, version: str, report: Report) -> str:
     verdict = "passes" if report.passed else "departs" if report.finished else "unfinished"
     # The first sentence is the finding; what follows are its numbers.
     words = " ".join(f"{finding.kind}: {finding.text.partition('. ')[0].rstrip('.')}." for finding in said).replace("|", "\\|")
+    # Another rule of the registry, if that is what it is.
+    name = report.identity.partition(":")[0]
+    verdict += f": {name}" if name.endswith(f", not {entry.law}") else ""
     return f"| `{entry}` | {version} | {entry.law} | {verdict} | {words or '-'} | {notes or '-'} |"
 
 
