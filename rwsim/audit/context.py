@@ -38,6 +38,7 @@ class Context:
         compiled: Whether torch.compile is left on, and a compiled step is compared too.
         rule: Without a law, the rule whose steps the scenes of P1 to P5 found it to take.
         known: Of what kind those differences from the law are that these scenes explain in full; None if there are none.
+        searched: Whether the scenes were run, and known slips looked for in them.
     """
 
     subject: Subject
@@ -46,6 +47,7 @@ class Context:
     compiled: bool = False
     rule: type[UpdateRule] | None = None
     known: Kind | None = None
+    searched: bool = False
 
     @cached_property
     def words(self) -> frozenset[str]:

@@ -10,7 +10,8 @@ bias correction that overflows are seen at the step at which they happen. Nothin
 *The equilibrium*: norm (root of the mean ||w||^2), rotation (mean angle between successive weights, radians per step) and RMS
 update (root of the mean squared gradient part of the update) after a burn-in that theory chooses, against the full prediction, with
 Monte Carlo standard errors over independent neurons. These three numbers are what training feels; they say how much a departure
-matters, and often what it is: decay applied twice, Nesterov, swapped betas have signatures that theory computes.
+matters. Where P6 is run without P1 to P5 they also say what it looks like: decay applied twice, Nesterov, swapped betas have
+signatures that theory computes.
 
 The gradient part of an unknown update is what is left when the law's weight decay, at the same weights and gradients, is subtracted.
 Where the optimizer decays otherwise than the law the rest of its decay counts as gradient part.
@@ -151,8 +152,8 @@ def run(context: Context) -> Result:
         return Result(findings, measured)
     likeness = ""
     kind: Kind = context.known or FAULT
-    # What the scenes of P1 to P5 explain needs no likeness: signatures take as long as the walk.
-    if shadow.first.step <= SCRIPTED and context.known is None:
+    # The scenes of P1 to P5 name these slips from single steps: where they were run, a likeness in equilibrium says nothing more.
+    if shadow.first.step <= SCRIPTED and not context.searched:
         known = signatures(setting.rule, setting.gradients, STEPS, burn_in, float(start_sq))
         likeness, kind, measured["resembles"] = _likeness(found, known)
     said = f"its {said} what {law.name} predicts{likeness}."
