@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rwsim.audit.audit import audit
     from rwsim.convert import convert
     from rwsim.plan import plan
+    from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalSGDM, RotationalWrapper
     from rwsim.sweeps.sweep import sweep
     from rwsim.theory.predict import predict
     from rwsim.validate import validate
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 make_door(
     __name__,
     {
+        "RotationalAdam": "rwsim.rotational.adam",
+        "RotationalAdamW": "rwsim.rotational.adamw",
+        "RotationalLion": "rwsim.rotational.lion",
+        "RotationalSGDM": "rwsim.rotational.sgdm",
+        "RotationalWrapper": "rwsim.rotational.wrapper",
         "audit": "rwsim.audit.audit",
         "convert": "rwsim.convert",
         "plan": "rwsim.plan",
@@ -32,4 +38,19 @@ make_door(
     },
 )
 
-__all__ = ["RULES", "__version__", "audit", "convert", "plan", "predict", "simulate", "sweep", "validate"]
+__all__ = [
+    "RULES",
+    "RotationalAdam",
+    "RotationalAdamW",
+    "RotationalLion",
+    "RotationalSGDM",
+    "RotationalWrapper",
+    "__version__",
+    "audit",
+    "convert",
+    "plan",
+    "predict",
+    "simulate",
+    "sweep",
+    "validate",
+]

@@ -17,6 +17,7 @@ LAYERS = (
     "errors",
     "optimizers",
     "theory",
+    "rotational",
     "walk",
     "stats",
     "config",

@@ -1,0 +1,377 @@
+"""What all rotational optimizers share: options, groups, state, precision, and the step around a direction."""
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rwsim.errors import InvalidArgument
+from rwsim.optimizers.rule import UpdateRule
+from rwsim.rotational.rotate import centre_, layout, norm_of, turn_
+
+# Elements of a tensor that a step works on at a time on a CPU: what it reads and writes of them stays in the cache.
+_BLOCK = 1 << 16
+
+OPTIONS: Mapping[str, Any] = {
+    "rotation": None, "rate": "paper", "rotational": None, "per_neuron": True, "neuron_dims": (0,), "blocks": 1, "zero_mean": True,
+    "update_norm_decay_factor": 0.9, "rotational_eps": 1e-8, "norm": "initial", "fixed_angle": False, "maximize": False,
+}  # fmt: skip
+# A hyperparameter: torch schedules tensors as well.
+Number = float | int | Tensor
+PER_VECTOR = ("norm", "update_norm_sq", "hits", "speed")
+
+
+class RotationalOptimizer(torch.optim.Optimizer):
+    """Base of the rotational variants: the inner optimizer's direction, projected, at a rotation that is set (paper, Algorithm 1).
+
+    Options, of the constructor and of each parameter group:
+
+    - ``rotation``: eta_r in radians per step. None: the inner optimizer's equilibrium rotation, from lr, weight_decay and momentum
+      as they are at each step. A number, a tensor, a rule's name (``"adamw"``: its rate at the group's hyperparameters) or a function
+      of the group; assign ``group["rotation"]`` to schedule it apart from lr.
+    - ``rate``: which form of a rule's rate: ``"paper"`` (Table 1; its hyperparameters carry over) or ``"exact"``.
+    - ``rotational``: whether the group's parameters rotate. None: matrices (and tensors of more dimensions) under weight decay, or
+      under a rotation that is given, whose vectors are long enough to turn. Others get the inner optimizer's own step.
+    - ``per_neuron``: one vector a neuron (True), or one a tensor. ``neuron_dims``: the dimensions that index neurons: ``(0,)`` for Linear,
+      Conv and Embedding, ``(1,)`` for ConvTranspose, ``(0, 1)`` for stacked experts. ``blocks``: equal parts of dimension 0 with vectors of
+      their own: groups of a grouped ConvTranspose, q, k and v of a fused projection with ``per_neuron=False``.
+    - ``zero_mean``: take the mean out of the vectors (in the first step, or by `centre`) and out of their updates.
+    - ``update_norm_decay_factor``: beta in [0, 1) of the tracked squared update: 0.9, the paper's appendix I; its runs used 0.99.
+    - ``rotational_eps``: added to the root of that average.
+    - ``norm``: ``"initial"`` keeps each vector's norm; ``"equilibrium"`` sets the one that the rule would have at the
+      group's hyperparameters.
+    - ``fixed_angle``: turn by exactly eta_r in every step.
+    - ``maximize``: follow the gradient.
+
+    State of a parameter: ``step``, the inner optimizer's buffers, and one entry a vector of ``norm``, ``update_norm_sq`` and ``hits`` (the
+    steps that moved it). bf16 and fp16 parameters have float32 state, and ``residual``: what the parameter could not hold, so that steps
+    below its resolution add up.
+
+    A vector of zeros has no direction: it stays zero, with a warning. One of equal entries keeps its mean. What `step` finds without a
+    gradient it skips; gradients are never written.
+    """
+
+    rule: ClassVar[type[UpdateRule]]
+    # Whether the decay of a rotational parameter goes through its gradient into the direction.
+    decay_in_direction: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = inspect.signature(cls.__init__).parameters.values()
+        options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in OPTIONS.items()]
+        if any(one.kind == inspect.Parameter.VAR_KEYWORD for one in own):
+            shown = [one for one in own if one.name != "self" and one.kind != inspect.Parameter.VAR_KEYWORD]
+            taken = {one.name for one in shown}
+            cls.__signature__ = inspect.Signature([*shown, *(one for one in options if one.name not in taken)])  # type: ignore[attr-defined]
+
+    def __init__(self, params: Any, defaults: dict[str, Any], options: Mapping[str, Any]) -> None:
+        for name in options:
+            if name not in OPTIONS:
+                known = ", ".join([*(key for key in defaults if key not in OPTIONS), *OPTIONS])
+                raise InvalidArgument(name, f"is not an option of {type(self).__name__}", options[name], f"it takes {known}")
+        super().__init__(params, {**defaults, **OPTIONS, **options})
+
+    # What a subclass says.
+
+    def rule_of(self, group: Mapping[str, Any]) -> type[UpdateRule]:
+        """The rule that a group's inner optimizer follows."""
+        return self.rule
+
+    def buffers(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Names of the state tensors of a parameter's own shape."""
+        return self.rule.state
+
+    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
+        """What the inner optimizer would subtract, over lr and without decay: a new tensor. Buffers change in place, `grad` does not."""
+        raise NotImplementedError
+
+    def plain_(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> None:
+        """The inner optimizer's own step, in place."""
+        decay, lr = group["weight_decay"], group["lr"]
+        if coupled(self.rule_of(group)):
+            grad = grad.add(param * decay) if isinstance(decay, Tensor) or decay else grad
+        else:
+            param.mul_(1 - lr * decay)
+        param.sub_(self.direction(grad, state, group, step).mul_(lr))
+
+    def rate_of(self, rule: Any, form: str) -> Callable[[Mapping[str, Any]], Any]:
+        """eta_r of a rule, or of a rule's name, as a function of a group."""
+        from rwsim.optimizers import find_rule  # sympy loads with the first rate
+        from rwsim.rotational.rate import rotation_rate
+
+        return rotation_rate(find_rule(rule), form)
+
+    def norm_rate_of(self, rule: type[UpdateRule], form: str) -> Callable[[Mapping[str, Any], int], Any]:
+        """Equilibrium norm of a rule as a function of a group and of the length of a vector."""
+        from rwsim.rotational.rate import norm_rate
+
+        return norm_rate(rule, form)
+
+    # Groups.
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as torch does; its options default to the optimizer's.
+
+        Raises:
+            InvalidArgument: A value out of range; ``rotational=True`` for a tensor that cannot rotate.
+        """
+        super().add_param_group(param_group)
+        try:
+            self._check(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _check(self, group: dict[str, Any]) -> None:
+        self.check_hyper(group)
+        for name, least in (("update_norm_decay_factor", 0.0), ("rotational_eps", 0.0)):
+            limit = 1.0 if name == "update_norm_decay_factor" else math.inf
+            if not least <= group[name] < limit:
+                raise InvalidArgument(name, f"must lie in [{least:g}, {limit:g})", group[name], f"the default is {OPTIONS[name]}")
+        if group["norm"] not in ("initial", "equilibrium"):
+            raise InvalidArgument("norm", "must be one of initial, equilibrium", group["norm"])
+        if group["rate"] not in ("paper", "exact"):
+            raise InvalidArgument("rate", "must be one of paper, exact", group["rate"])
+        group["neuron_dims"] = tuple(group["neuron_dims"])
+        if not isinstance(group["blocks"], int) or group["blocks"] < 1:
+            raise InvalidArgument("blocks", "must be a whole number of at least 1", group["blocks"])
+        for param in group["params"]:
+            if param.is_complex():
+                raise InvalidArgument("params", f"must be real for {type(self).__name__}", param.dtype, "pass torch.view_as_real(param)")
+            reason = self._cannot(group, param)
+            if reason and group["rotational"]:
+                raise InvalidArgument("rotational", f"cannot be True for a parameter of shape {tuple(param.shape)}: {reason}", True)
+        if self._turns(group):
+            rotation = self.rotation(group)
+            if not isinstance(rotation, Tensor) and not 0 <= rotation < math.inf:
+                raise InvalidArgument("rotation", "must lie in [0, inf) radians per step", rotation)
+            if group["rotational"] and group["rotation"] is None and not rotation:
+                got = f"lr {group['lr']}, weight_decay {group.get('weight_decay', 0)}"
+                raise InvalidArgument("rotational", "cannot be True at a rotation of 0", got, "give weight_decay or rotation")
+            if group["norm"] == "equilibrium":
+                self.norm_rate_of(self.rule_of(group), group["rate"])
+
+    def check_hyper(self, group: Mapping[str, Any]) -> None:
+        """Raise InvalidArgument for a hyperparameter of the inner optimizer that is out of range."""
+        self.rule_of(group)(**{key: _number(group[key]) for key in self.rule_of(group).hyper if key in group})
+
+    def _turns(self, group: Mapping[str, Any]) -> bool:
+        """Whether any of a group's parameters is to rotate."""
+        return any(self.is_rotational(group, param) for param in group["params"])
+
+    @staticmethod
+    def _cannot(group: Mapping[str, Any], param: Tensor) -> str:
+        """Why a parameter cannot rotate; empty if it can."""
+        per_neuron, dims, blocks = group["per_neuron"], group["neuron_dims"], group["blocks"]
+        if param.dim() == 0 or param.numel() == 0:
+            return "it has no vectors"
+        if any(not -param.dim() <= d < param.dim() for d in dims):
+            return f"neuron_dims {dims} are not dimensions of it"
+        if param.shape[0] % blocks:
+            return f"its dimension 0 does not fall into {blocks} blocks"
+        shape, along = layout(param.shape, per_neuron, dims, blocks)
+        length = math.prod(shape[d] for d in along)
+        least = 3 if group["zero_mean"] else 2
+        return "" if length >= least else f"vectors of {length} cannot turn{' without their mean' if group['zero_mean'] else ''}"
+
+    def is_rotational(self, group: Mapping[str, Any], param: Tensor) -> bool:
+        """Whether a parameter of a group rotates, by its option ``rotational`` or by default."""
+        if group["rotational"] is not None:
+            return bool(group["rotational"])
+        given = group["rotation"] is not None and not isinstance(group["rotation"], str)
+        return param.dim() > 1 and (given or bool(group.get("weight_decay", 0) != 0)) and not self._cannot(group, param)
+
+    def rotation(self, group: Mapping[str, Any]) -> Any:
+        """eta_r of a group as it is now, radians per step."""
+        value = group["rotation"]
+        if value is None:
+            return self.rate_of(self.rule_of(group), group["rate"])(group)
+        if isinstance(value, str):
+            return self.rate_of(value, group["rate"])(group)
+        return value(group) if callable(value) else value
+
+    # Steps.
+
+    @torch.no_grad()
+    def centre(self) -> None:
+        """Take the mean out of all rotational vectors now, at their norm (Algorithm 1, lines 1 to 5).
+
+        Without it the first step does so, just before it turns them: its gradients then belong to weights with their means.
+        """
+        for group in self.param_groups:
+            for param in group["params"]:
+                if group["zero_mean"] and self.is_rotational(group, param):
+                    self._begin(param, group, self.state[param])
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step of every parameter that has a gradient.
+
+        Args:
+            closure: Evaluates the loss again and returns it; it runs with gradients enabled.
+
+        Returns:
+            What the closure returned, or None.
+
+        Raises:
+            RuntimeError: A sparse gradient; nothing has changed then.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._refuse_sparse()
+        for group in self.param_groups:
+            self._step_group(group)
+        return loss
+
+    def _refuse_sparse(self) -> None:
+        for group in self.param_groups:
+            if any(param.grad is not None and param.grad.is_sparse for param in group["params"]):
+                raise RuntimeError(f"{type(self).__name__} does not support sparse gradients: build the embedding with sparse=False")
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        angle = None
+        for param in group["params"]:
+            if param.grad is None or param.numel() == 0:
+                continue
+            state = self.state[param]
+            if "step" not in state:
+                state["step"] = torch.tensor(0.0)
+            work = work_type(param)
+            for name in self.buffers(group):
+                if name not in state:
+                    state[name] = torch.zeros_like(param, dtype=work, memory_format=torch.preserve_format)
+            if work != param.dtype and "residual" not in state:
+                state["residual"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["step"] += 1
+            rotational = self.is_rotational(group, param)
+            if rotational:
+                self._begin(param, group, state)
+                angle = self.rotation(group) if angle is None else angle
+            self._step_param(param, group, state, rotational, angle)
+
+    def _begin(self, param: Tensor, group: Mapping[str, Any], state: dict[str, Any]) -> None:
+        """Give a parameter that is about to rotate for the first time its norms, and take the mean out."""
+        if "norm" in state:
+            return
+        shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+        vectors = param.view(shape) if shape == param.shape else param.unflatten(0, shape[:2])
+        work = vectors.to(work_type(param))
+        norm = centre_(work, dims) if group["zero_mean"] else norm_of(work, dims)
+        if not bool(norm.all()):
+            text = f"{int((norm == 0).sum())} of {norm.numel()} vectors of a parameter of shape {tuple(param.shape)} are zero: they have "
+            warnings.warn(text + "no direction and stay zero; put it into a group with rotational=False to train it", stacklevel=4)
+        vectors.copy_(work)
+        state["norm"], state["update_norm_sq"], state["hits"] = norm, torch.zeros_like(norm), torch.zeros_like(norm)
+
+    def _step_param(self, param: Tensor, group: Mapping[str, Any], state: dict[str, Any], rotational: bool, angle: Any) -> None:
+        dims: tuple[int, ...]
+        shape, dims = param.shape, ()
+        if rotational:
+            shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+        step, decay = float(state["step"]), group["weight_decay"]
+        elementwise = [name for name in ("residual", *self.buffers(group)) if name in state]
+        own = [name for name in PER_VECTOR if rotational and name in state]
+        norm = None
+        if rotational and group["norm"] == "equilibrium":
+            norm = self.norm_rate_of(self.rule_of(group), group["rate"])(group, math.prod(shape[d] for d in dims))
+        tensors = {"param": param, "grad": param.grad, **{name: state[name] for name in elementwise}}
+        if shape != param.shape:
+            tensors = {name: tensor.unflatten(0, shape[:2]) for name, tensor in tensors.items()}
+        tensors |= {name: state[name] for name in own}
+        for part in _blocks(tensors, whole=0 in dims or param.device.type != "cpu"):
+            target, residual = part["param"], part.get("residual")
+            vectors = target if residual is None else target.float().add_(residual)
+            grad = part["grad"] if residual is None else part["grad"].float()
+            if group["maximize"]:
+                grad = -grad
+            if not rotational:
+                self.plain_(vectors, grad, part, group, step)
+            else:
+                if self.decay_in_direction:
+                    grad = grad + decay * vectors
+                update = self.direction(grad, part, group, step)
+                turn_(
+                    vectors, update, dims, part, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
+                    eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], norm=norm,
+                )  # fmt: skip
+            if residual is not None:
+                target.copy_(vectors)
+                residual.copy_(vectors.sub_(target))
+
+    # Saving.
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's; a ``rotation`` that is a function is left out, and stays as it is when a state is loaded."""
+        saved = super().state_dict()
+        for group in saved["param_groups"]:
+            if callable(group["rotation"]):
+                del group["rotation"]
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but state keeps its precision under bf16 and fp16 parameters, and shares nothing with what was loaded."""
+        rotations = [group["rotation"] for group in self.param_groups]
+        super().load_state_dict(state_dict)
+        for group, rotation in zip(self.param_groups, rotations, strict=True):
+            group.setdefault("rotation", rotation)
+        ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        for key, param in zip(ids, params, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if isinstance(value, Tensor):
+                    self.state[param][name] = placed(name, value, param)
+
+
+_COUPLED: dict[type[UpdateRule], bool] = {}
+
+
+def coupled(rule: type[UpdateRule]) -> bool:
+    """Whether a rule's weight decay goes through its buffers, as the weight's own share of the gradient."""
+    if rule not in _COUPLED:
+        _COUPLED[rule] = _is_coupled(rule)
+    return _COUPLED[rule]
+
+
+def _is_coupled(rule: type[UpdateRule]) -> bool:
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    needed = {"lr": 0.5, "weight_decay": 0.5, "max_lr": 0.5, "momentum": 0.5}
+    values = rule(**{key: needed[key] for key, default in rule.hyper.items() if default is ... and key in needed}).values
+    values.weight_decay = 0.5
+    after = rule.update(zero, SimpleNamespace(param=one, step=1, **dict.fromkeys(rule.state, zero)), values, torch)
+    return any(bool(after[name] != 0) for name in rule.state)
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, Tensor) else value
+
+
+def work_type(param: Tensor) -> torch.dtype:
+    """The type that a step computes in."""
+    return torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
+
+
+def placed(name: str, value: Tensor, param: Tensor) -> Tensor:
+    """A copy of a saved state tensor beside its parameter."""
+    if name == "step":
+        return value.clone()
+    kept = param.dtype if name == "residual" else work_type(param)
+    return value.to(device=param.device, dtype=kept, copy=True)
+
+
+def _blocks(tensors: Mapping[str, Tensor], whole: bool) -> Iterator[dict[str, Tensor]]:
+    """Parts of tensors along dimension 0, each of about `_BLOCK` elements of the largest."""
+    param = tensors["param"]
+    if whole or param.dim() == 0 or param.numel() <= _BLOCK:
+        yield dict(tensors)
+        return
+    rows = max(1, _BLOCK * param.shape[0] // param.numel())
+    for parts in zip(*(tensor.split(rows) for tensor in tensors.values()), strict=True):
+        yield dict(zip(tensors, parts, strict=True))

@@ -1,0 +1,114 @@
+"""Algorithm 1 of the paper, on the vectors of one tensor: project an update, track its size, turn by eta_r, keep the norm.
+
+A *vector* is what rotates as one: by default a neuron's incoming weights. A tensor holds one for each index of its index
+dimensions; sums run over the others and keep them, so any strides will do.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def sqrt(x: Any) -> Any:
+    """Of a number or a tensor."""
+    return x.sqrt() if isinstance(x, Tensor) else math.sqrt(x)
+
+
+def asin(x: Any) -> Any:
+    """Of a number or a tensor."""
+    return x.asin() if isinstance(x, Tensor) else math.asin(x)
+
+
+def layout(shape: torch.Size, per_neuron: bool, neuron_dims: tuple[int, ...], blocks: int) -> tuple[torch.Size, tuple[int, ...]]:
+    """The shape that a tensor is viewed in, and the dimensions of it that run along a vector.
+
+    Args:
+        shape: Of the parameter.
+        per_neuron: One vector a neuron; else one a block.
+        neuron_dims: Dimensions that index neurons.
+        blocks: Into how many equal parts dimension 0 falls, each with vectors of its own.
+
+    Example:
+        >>> layout(torch.Size([8, 3, 5, 5]), True, (0,), 1)
+        (torch.Size([8, 3, 5, 5]), (1, 2, 3))
+        >>> layout(torch.Size([12, 4]), False, (0,), 3)
+        (torch.Size([3, 4, 4]), (1, 2))
+    """
+    kept = {d % len(shape) for d in neuron_dims} if per_neuron else set()
+    if blocks > 1:
+        shape = torch.Size([blocks, shape[0] // blocks, *shape[1:]])
+        kept = {0} | {d + 1 for d in kept}
+    return shape, tuple(d for d in range(len(shape)) if d not in kept)
+
+
+def norm_of(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return torch.linalg.vector_norm(vectors, dim=dims, keepdim=True)
+
+
+def centre_(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """p <- n (p - mean p) / ||p - mean p||, n = ||p||, in place (Algorithm 1, line 4); returns n.
+
+    A vector whose entries are all equal has nothing left without its mean: it stays as it is.
+    """
+    norm = norm_of(vectors, dims)
+    centred = vectors - vectors.mean(dims, keepdim=True)
+    left = norm_of(centred, dims)
+    # Rounding leaves something of a constant vector.
+    some = left > norm * (8 * torch.finfo(vectors.dtype).eps)
+    vectors.copy_(torch.where(some, centred.mul_(norm / left.where(some, 1.0)), vectors))
+    return norm
+
+
+def turn_(
+    vectors: Tensor, update: Tensor, dims: tuple[int, ...], state: dict[str, Tensor], angle: Any, *, zero_mean: bool, decay: float,
+    eps: float, fixed_angle: bool, norm: Any = None,
+) -> None:  # fmt: skip
+    """Turn vectors against an update, in place (Algorithm 1, lines 13 to 17).
+
+        u <- u - <u, p> / ||p||^2 p - mean u,    nu <- beta nu + (1 - beta) ||u||^2,
+        p <- p - eta_r ||p|| u / (sqrt(nu / (1 - beta^t)) + eps),    p <- n p / ||p||
+
+    The angle of a step is atan(eta_r ||u|| / sqrt(nu^)): eta_r in the root mean square, a third of its cube aside. A vector whose
+    projected update is zero is not hit: it stays as it is, and neither nu nor its count t take notice, so that a rarely hit row
+    turns by eta_r when it is.
+
+    Args:
+        vectors: p.
+        update: What the inner optimizer would subtract, without its learning rate. Overwritten.
+        dims: Dimensions along a vector.
+        state: ``norm`` (n), ``update_norm_sq`` (nu) and ``hits`` (t), one a vector, changed in place; ``speed`` multiplies eta_r.
+        angle: eta_r, radians.
+        zero_mean: Whether the mean is projected out.
+        decay: beta.
+        eps: Added to the root.
+        fixed_angle: Turn by exactly eta_r: p cos eta_r - n sin eta_r u / ||u||. nu is not used.
+        norm: The new n; None keeps the old.
+    """
+    if zero_mean:
+        update.sub_(update.mean(dims, keepdim=True))
+    length_sq = (vectors * vectors).sum(dims, keepdim=True)
+    along = (update * vectors).sum(dims, keepdim=True)
+    update.addcmul_(vectors, along / length_sq.where(length_sq > 0, 1.0), value=-1)
+    size_sq = (update * update).sum(dims, keepdim=True)
+    hit = size_sq > 0
+    target = state["norm"]
+    if "speed" in state:
+        angle = angle * state["speed"]
+    if fixed_angle:
+        angle = torch.as_tensor(angle, dtype=vectors.dtype, device=vectors.device)
+        factor = length_sq.sqrt() * torch.sin(angle) / size_sq.where(hit, 1.0).sqrt()
+        vectors.mul_(torch.cos(angle).where(hit, 1.0))
+    else:
+        tracked, hits = state["update_norm_sq"], state["hits"]
+        hits.add_(hit)
+        tracked.copy_(torch.where(hit, decay * tracked + (1 - decay) * size_sq, tracked))
+        root = (tracked / (1 - decay**hits).where(hits > 0, 1.0)).sqrt_() + eps
+        factor = angle * length_sq.sqrt() / root.where(hit, 1.0)
+    vectors.addcmul_(update, factor.where(hit, 0.0), value=-1)
+    if norm is not None:
+        target.fill_(norm)
+        hit = torch.ones_like(hit)
+    length = norm_of(vectors, dims)
+    vectors.mul_((target / length.where(length > 0, 1.0)).where(hit, 1.0))

@@ -1,0 +1,230 @@
+"""RotationalWrapper: any torch optimizer's directions, at a rotation that is set."""
+
+import inspect
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from copy import copy
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rwsim.errors import InvalidArgument
+from rwsim.rotational.optimizer import OPTIONS, PER_VECTOR, RotationalOptimizer, placed, work_type
+from rwsim.rotational.rotate import layout, turn_
+
+# Relative difference of float64 steps that is rounding.
+_ROUNDING = 1e-9
+
+
+class RotationalWrapper(RotationalOptimizer):
+    """Algorithm 1 of the paper around a torch optimizer.
+
+    The inner optimizer takes its own step; what it would have done to a rotating parameter is its direction. Where that does not
+    depend on the weights but for decay along them (steps of a scratch parameter tell), the step is taken from weights of zero:
+    nothing of it is lost to rounding, and decoupled decay does nothing. Else it is the difference that the step made: decay in the
+    gradient stays in the direction, as in the special variant of the paper's appendix J, and what points along the weights is
+    projected out.
+
+    Groups and state are the inner optimizer's own, with the options and the entries ``norm``, ``update_norm_sq`` and ``hits`` added: a
+    scheduler may hold either optimizer. Parameters that do not rotate take the inner optimizer's step.
+
+    Args:
+        optimizer: Any torch optimizer whose step needs no closure.
+        rotation: eta_r: a number in radians per step, a rule's name (its rate at the group's lr, weight_decay and momentum or betas), or a
+            function of the group.
+        **options: See `RotationalOptimizer`; ``norm="equilibrium"`` and ``maximize`` belong to the inner optimizer and are refused.
+
+    Raises:
+        InvalidArgument: An optimizer that needs a closure, a rate that the groups lack the hyperparameters of.
+
+    Example:
+        >>> layer = torch.nn.Linear(64, 8)
+        >>> inner = torch.optim.NAdam(layer.parameters(), lr=1e-3, weight_decay=0.1, decoupled_weight_decay=True)
+        >>> optimizer = RotationalWrapper(inner, rotation="nadamw")
+        >>> layer(torch.ones(1, 64)).sum().backward()
+        >>> optimizer.step()
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rotation: Any, **options: Any) -> None:
+        step = inspect.signature(type(optimizer).step).parameters
+        if "closure" in step and step["closure"].default is inspect.Parameter.empty:
+            raise InvalidArgument("optimizer", "must take its step without a closure", type(optimizer).__name__)
+        if rotation is None:
+            remedy = "give a number, a rule's name such as 'adamw', or a function of the group"
+            raise InvalidArgument("rotation", "must be given", None, remedy)
+        for name, plain in (("norm", "initial"), ("maximize", False)):
+            if options.get(name, plain) != plain:
+                remedy = "leave it out; the inner optimizer may have it"
+                raise InvalidArgument(name, "is not an option of RotationalWrapper", options[name], remedy)
+        self.inner = optimizer
+        self._free: dict[int, bool] = {}
+        # `maximize` is the inner optimizer's own, and a group may hold it.
+        super().__init__(optimizer.param_groups, {}, {**options, "rotation": rotation})
+
+    @property
+    def state(self) -> Any:
+        return self.inner.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        """torch's constructor empties what it takes for its own."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: Any) -> None:
+        """As for `state`."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"inner": self.inner, "defaults": self.defaults, "_free": {}}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the inner optimizer; its options default to the wrapper's."""
+        known = any(param_group is group for group in self.inner.param_groups)
+        if not known:
+            self.inner.add_param_group(param_group)
+        group = param_group if known else self.inner.param_groups[-1]
+        for name in OPTIONS:
+            group.setdefault(name, self.defaults[name])
+        try:
+            self._check(group)
+        except Exception:
+            if not known:
+                self.inner.param_groups.pop()
+            raise
+
+    def check_hyper(self, group: Mapping[str, Any]) -> None:
+        """The inner optimizer has checked its own."""
+
+    def rotation(self, group: Mapping[str, Any]) -> Any:
+        try:
+            return super().rotation(group)
+        except KeyError as error:
+            rule = f"needs the hyperparameter {error.args[0]} in every group"
+            raise InvalidArgument("rotation", rule, group["rotation"], "give a number or a function of the group") from None
+
+    @torch.no_grad()
+    def centre(self) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                if group["zero_mean"] and self.is_rotational(group, param):
+                    self._begin(param, group, {})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._refuse_sparse()
+        turning = [
+            (param, group) for group in self.param_groups for param in group["params"]
+            if param.grad is not None and param.numel() and self.is_rotational(group, param)
+        ]  # fmt: skip
+        begun: list[dict[str, Tensor]] = []
+        for param, group in turning:
+            # An optimizer that finds something in a parameter's state takes it for its own: ours goes there after its step.
+            begun.append({name: value for name, value in self.state.get(param, {}).items() if name in PER_VECTOR})
+            self._begin(param, group, begun[-1])
+        kept = [param.detach().clone() for param, _ in turning]
+        try:
+            for param, group in turning:
+                if self._is_free(group):
+                    param.zero_()
+            self.inner.step()
+            updates = [self._direction_of(param, old, group) for (param, group), old in zip(turning, kept, strict=True)]
+        finally:
+            for (param, _), old in zip(turning, kept, strict=True):
+                param.copy_(old)
+        for (param, group), update, state in zip(turning, updates, begun, strict=True):
+            self._turn(param, update, group, state)
+        return loss
+
+    def _direction_of(self, param: Tensor, old: Tensor, group: Mapping[str, Any]) -> Tensor:
+        """What the inner optimizer's step has subtracted, over lr."""
+        work = work_type(param)
+        start = 0 if self._is_free(group) else old.to(work)
+        lr = group["lr"]
+        # Without a learning rate there is no step to tell a direction by.
+        return (start - param.to(work)).div_(lr) if lr else torch.zeros_like(param, dtype=work)
+
+    def _turn(self, param: Tensor, update: Tensor, group: Mapping[str, Any], own: dict[str, Tensor]) -> None:
+        state = self.state[param]
+        if work_type(param) != param.dtype:
+            own["residual"] = state.get("residual", torch.zeros_like(param))
+        state.update(own)
+        shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+        target, update = (x if shape == x.shape else x.unflatten(0, shape[:2]) for x in (param, update))
+        vectors = target
+        if "residual" in own:
+            residual = own["residual"].view_as(target)
+            vectors = target.float().add_(residual)
+        turn_(
+            vectors, update, dims, own, self.rotation(group), zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
+            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"],
+        )  # fmt: skip
+        if "residual" in own:
+            target.copy_(vectors)
+            residual.copy_(vectors.sub_(target))
+
+    def _is_free(self, group: Mapping[str, Any]) -> bool:
+        """Whether the inner optimizer's steps depend on the weights only through a decay along them."""
+        if id(group) not in self._free:
+            try:
+                self._free[id(group)] = self._tried(group)
+            except Exception:  # an optimizer that cannot be copied in this way: the difference always works
+                self._free[id(group)] = False
+        return self._free[id(group)]
+
+    def _tried(self, group: Mapping[str, Any]) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        device = group["params"][0].device
+
+        def draw() -> Tensor:
+            return torch.randn(3, 4, 6, generator=generator, dtype=torch.float64).to(device)
+
+        grads, *starts = draw(), draw(), draw()
+        steps = []
+        for weights in starts:
+            scratch = torch.nn.Parameter(weights[0].clone())
+            probe = copy(self.inner)
+            probe.state = defaultdict(dict)
+            probe._optimizer_step_pre_hooks, probe._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+            probe.param_groups = [{**group, "params": [scratch], "lr": 0.1}]
+            if "weight_decay" in group:
+                probe.param_groups[0]["weight_decay"] = 0.1
+            taken = []
+            for weight, grad in zip(weights, grads, strict=True):
+                scratch.copy_(weight)
+                scratch.grad = grad.clone()
+                # Not probe.step: a scheduler may have put a method of the real optimizer there.
+                type(self.inner).step(probe)
+                taken.append(scratch.detach() - weight)
+            steps.append(torch.stack(taken))
+        apart, between = steps[0] - steps[1], starts[0] - starts[1]
+        along = (apart * between).sum((1, 2), keepdim=True) / (between * between).sum((1, 2), keepdim=True)
+        return float((apart - along * between).abs().max()) <= _ROUNDING * float(steps[0].abs().max())
+
+    def state_dict(self) -> dict[str, Any]:
+        saved = self.inner.state_dict()
+        for group in saved["param_groups"]:
+            if callable(group["rotation"]):
+                del group["rotation"]
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        rotations = [group["rotation"] for group in self.param_groups]
+        self.inner.load_state_dict(state_dict)
+        self._free.clear()
+        for group, rotation in zip(self.param_groups, rotations, strict=True):
+            group.setdefault("rotation", rotation)
+        ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        params = chain.from_iterable(group["params"] for group in self.param_groups)
+        for key, param in zip(ids, params, strict=True):
+            for name, value in state_dict["state"].get(key, {}).items():
+                if name in (*PER_VECTOR, "residual"):
+                    self.state[param][name] = placed(name, value, param)
