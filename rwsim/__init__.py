@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from rwsim.audit.audit import audit
     from rwsim.convert import convert
+    from rwsim.export.harness import export, verify
     from rwsim.plan import plan
     from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalSGDM, RotationalWrapper
     from rwsim.sweeps.sweep import sweep
@@ -30,11 +31,13 @@ make_door(
         "RotationalWrapper": "rwsim.rotational.wrapper",
         "audit": "rwsim.audit.audit",
         "convert": "rwsim.convert",
+        "export": "rwsim.export.harness",
         "plan": "rwsim.plan",
         "predict": "rwsim.theory.predict",
         "simulate": "rwsim.walk.simulate",
         "sweep": "rwsim.sweeps.sweep",
         "validate": "rwsim.validate",
+        "verify": "rwsim.export.harness",
     },
 )
 
@@ -48,9 +51,11 @@ __all__ = [
     "__version__",
     "audit",
     "convert",
+    "export",
     "plan",
     "predict",
     "simulate",
     "sweep",
     "validate",
+    "verify",
 ]

@@ -82,3 +82,11 @@ def _restored(kind: type[RwsimError], args: tuple[Any, ...], evidence: dict[str,
     error = kind.__new__(kind, *args)
     error.__dict__.update(evidence)
     return error
+
+
+class ExportRefused(RwsimError):
+    """What was to be exported does not hold, and nothing was written; `checks` says what was found."""
+
+    def __init__(self, message: str, checks: tuple[Any, ...]) -> None:
+        self.checks = checks
+        super().__init__(message)

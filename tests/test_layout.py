@@ -26,6 +26,7 @@ LAYERS = (
     "validate",
     "plan",
     "audit",
+    "export",
     "tables",
     "plots",
     "cli",

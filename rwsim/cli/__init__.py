@@ -10,11 +10,21 @@ from rwsim import __version__
 from rwsim.cli.audit import audit
 from rwsim.cli.convert import convert
 from rwsim.cli.derive import derive
+from rwsim.cli.export import export, verify
 from rwsim.cli.plan import plan
 from rwsim.cli.shared import FAILS, HOLDS, INTERNAL, USAGE, refuse
 from rwsim.cli.sweep import sweep
 from rwsim.cli.validate import validate
-from rwsim.errors import InvalidArgument, NoEquilibrium, RwsimError, Unavailable, UnsupportedRule, WalkInterrupted, WalkStopped
+from rwsim.errors import (
+    ExportRefused,
+    InvalidArgument,
+    NoEquilibrium,
+    RwsimError,
+    Unavailable,
+    UnsupportedRule,
+    WalkInterrupted,
+    WalkStopped,
+)
 
 __all__ = ["FAILS", "HOLDS", "INTERNAL", "USAGE", "app", "main", "run"]
 
@@ -22,7 +32,7 @@ app = App(
     name="rwsim", version=__version__, help="A random-walk laboratory for optimizers with weight decay.",
     print_error=False, exit_on_error=False, suppress_keyboard_interrupt=False, result_action="return_value",
 )  # fmt: skip
-for command in (validate, derive, sweep, plan, convert, audit):
+for command in (validate, derive, sweep, plan, convert, audit, export, verify):
     app.command(command)
 
 
@@ -38,6 +48,8 @@ def run(arguments: list[str]) -> int:
         return result if isinstance(result, int) else HOLDS
     except (CycloptsError, InvalidArgument, NoEquilibrium, Unavailable, UnsupportedRule) as error:
         return refuse(error, USAGE)
+    except ExportRefused as error:
+        return refuse(error, FAILS)
     except WalkStopped as error:
         return refuse(error, INTERNAL if isinstance(error, WalkInterrupted) else FAILS)
     except RwsimError as error:

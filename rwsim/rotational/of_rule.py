@@ -15,13 +15,16 @@ from rwsim.rotational.optimizer import RotationalOptimizer
 class RuleOptimizer(RotationalOptimizer):
     """Base of what `rotational_of` makes: its direction is the rule's update at lr 1, weight 0 and no decay."""
 
+    @classmethod
+    def hyper_shown(cls) -> Mapping[str, Any]:
+        return cls.rule.hyper if hasattr(cls, "rule") else {}
+
     def __init__(self, params: Any, **options: Any) -> None:
         given = {key: options.pop(key) for key in list(options) if key in self.rule.hyper}
-        missing = {key: given.get(key, default) for key, default in self.rule.hyper.items()}
-        needed = next((key for key, value in missing.items() if value is ...), None)
-        if needed is not None:
+        values = {key: given.get(key, default) for key, default in self.rule.hyper.items()}
+        if ... in values.values():
             self.rule(**given)  # says what must be given
-        super().__init__(params, missing, options)
+        super().__init__(params, values, options)
 
     def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
         hyper = SimpleNamespace(**{**{key: group[key] for key in self.rule.hyper}, "lr": 1.0, "weight_decay": 0.0})

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers.rule import UpdateRule
+from rwsim.rotational.lookup import norm_rate_of, rate_of
 from rwsim.rotational.rotate import centre_, layout, norm_of, turn_
 
 # Elements of a tensor that a step works on at a time on a CPU: what it reads and writes of them stays in the cache.
@@ -62,13 +63,23 @@ class RotationalOptimizer(torch.optim.Optimizer):
     decay_in_direction: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show the options in the constructor's signature, where it takes them as ``**options``."""
         super().__init_subclass__(**kwargs)
-        own = inspect.signature(cls.__init__).parameters.values()
-        options = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in OPTIONS.items()]
-        if any(one.kind == inspect.Parameter.VAR_KEYWORD for one in own):
-            shown = [one for one in own if one.name != "self" and one.kind != inspect.Parameter.VAR_KEYWORD]
+        own = [one for one in inspect.signature(cls.__init__).parameters.values() if one.name != "self"]
+        shown = [one for one in own if one.kind != inspect.Parameter.VAR_KEYWORD]
+        if len(shown) < len(own):
+            more = [*cls.hyper_shown().items(), *OPTIONS.items()]
             taken = {one.name for one in shown}
-            cls.__signature__ = inspect.Signature([*shown, *(one for one in options if one.name not in taken)])  # type: ignore[attr-defined]
+            shown += [
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=inspect.Parameter.empty if value is ... else value)
+                for name, value in more if name not in taken
+            ]  # fmt: skip
+            cls.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+
+    @classmethod
+    def hyper_shown(cls) -> Mapping[str, Any]:
+        """Hyperparameters that the constructor takes as ``**options``."""
+        return {}
 
     def __init__(self, params: Any, defaults: dict[str, Any], options: Mapping[str, Any]) -> None:
         for name in options:
@@ -99,19 +110,6 @@ class RotationalOptimizer(torch.optim.Optimizer):
         else:
             param.mul_(1 - lr * decay)
         param.sub_(self.direction(grad, state, group, step).mul_(lr))
-
-    def rate_of(self, rule: Any, form: str) -> Callable[[Mapping[str, Any]], Any]:
-        """eta_r of a rule, or of a rule's name, as a function of a group."""
-        from rwsim.optimizers import find_rule  # sympy loads with the first rate
-        from rwsim.rotational.rate import rotation_rate
-
-        return rotation_rate(find_rule(rule), form)
-
-    def norm_rate_of(self, rule: type[UpdateRule], form: str) -> Callable[[Mapping[str, Any], int], Any]:
-        """Equilibrium norm of a rule as a function of a group and of the length of a vector."""
-        from rwsim.rotational.rate import norm_rate
-
-        return norm_rate(rule, form)
 
     # Groups.
 
@@ -155,11 +153,11 @@ class RotationalOptimizer(torch.optim.Optimizer):
                 got = f"lr {group['lr']}, weight_decay {group.get('weight_decay', 0)}"
                 raise InvalidArgument("rotational", "cannot be True at a rotation of 0", got, "give weight_decay or rotation")
             if group["norm"] == "equilibrium":
-                self.norm_rate_of(self.rule_of(group), group["rate"])
+                norm_rate_of(self.rule_of(group), group["rate"])
 
     def check_hyper(self, group: Mapping[str, Any]) -> None:
         """Raise InvalidArgument for a hyperparameter of the inner optimizer that is out of range."""
-        self.rule_of(group)(**{key: _number(group[key]) for key in self.rule_of(group).hyper if key in group})
+        self.rule_of(group)(**{key: _plain_number(group[key]) for key in self.rule_of(group).hyper if key in group})
 
     def _turns(self, group: Mapping[str, Any]) -> bool:
         """Whether any of a group's parameters is to rotate."""
@@ -191,9 +189,9 @@ class RotationalOptimizer(torch.optim.Optimizer):
         """eta_r of a group as it is now, radians per step."""
         value = group["rotation"]
         if value is None:
-            return self.rate_of(self.rule_of(group), group["rate"])(group)
+            return rate_of(self.rule_of(group), group["rate"])(group)
         if isinstance(value, str):
-            return self.rate_of(value, group["rate"])(group)
+            return rate_of(value, group["rate"])(group)
         return value(group) if callable(value) else value
 
     # Steps.
@@ -281,7 +279,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
         own = [name for name in PER_VECTOR if rotational and name in state]
         norm = None
         if rotational and group["norm"] == "equilibrium":
-            norm = self.norm_rate_of(self.rule_of(group), group["rate"])(group, math.prod(shape[d] for d in dims))
+            norm = norm_rate_of(self.rule_of(group), group["rate"])(group, math.prod(shape[d] for d in dims))
         tensors = {"param": param, "grad": param.grad, **{name: state[name] for name in elementwise}}
         if shape != param.shape:
             tensors = {name: tensor.unflatten(0, shape[:2]) for name, tensor in tensors.items()}
@@ -349,7 +347,7 @@ def _is_coupled(rule: type[UpdateRule]) -> bool:
     return any(bool(after[name] != 0) for name in rule.state)
 
 
-def _number(value: Any) -> Any:
+def _plain_number(value: Any) -> Any:
     return float(value) if isinstance(value, Tensor) else value
 
 

@@ -1,0 +1,1 @@
+"""Standalone rotational optimizers, written only after the harness has verified what they carry."""

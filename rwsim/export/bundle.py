@@ -1,0 +1,147 @@
+"""One file out of several modules: the definitions that a class needs, in the order in which they need each other."""
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+
+from rwsim.errors import InvalidArgument
+
+_PACKAGE = "rwsim"
+# An example in a docstring imports from rwsim; it is the last section.
+_EXAMPLE = re.compile(r'\n\n[ ]+Example:\n(?:.*\n)*?([ ]*""")')
+
+
+@dataclass
+class _Module:
+    """A module's definitions: name -> text, what each uses, and where its names come from."""
+
+    source: str
+    order: list[str] = field(default_factory=list)
+    text: dict[str, str] = field(default_factory=dict)
+    uses: dict[str, set[str]] = field(default_factory=dict)
+    own: dict[str, tuple[str, str]] = field(default_factory=dict)  # imported from rwsim: name -> (module, name there)
+    others: dict[str, str] = field(default_factory=dict)  # imported from elsewhere: name -> statement
+
+
+def _parsed(source: str) -> _Module:
+    module, lines = _Module(source), source.splitlines()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == _PACKAGE:
+            module.own |= {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
+            continue
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                shown = alias.name + (f" as {alias.asname}" if alias.asname else "")
+                statement = f"import {shown}" if isinstance(node, ast.Import) else f"from {node.module} import {shown}"
+                module.others[(alias.asname or alias.name).partition(".")[0]] = statement
+            continue
+        names = _names(node)
+        if not names:
+            continue
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
+        while first and lines[first - 1].startswith("#"):
+            first -= 1
+        text = "\n".join(lines[first : node.end_lineno])
+        used = {leaf.id for leaf in ast.walk(node) if isinstance(leaf, ast.Name)}
+        for name in names:
+            if name not in module.text:
+                module.order.append(name)
+            module.text[name], module.uses[name] = text, used - {name}
+    return module
+
+
+def _names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets: Sequence[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return [leaf.id for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name)]
+
+
+def bundle(sources: Mapping[str, str], wanted: Sequence[tuple[str, str]], replaced: Mapping[str, str]) -> str:
+    """The text of some definitions and of all that they need of rwsim; it imports nothing of rwsim.
+
+    Args:
+        sources: Module name -> text, for modules that are not importable under that name.
+        wanted: (module, name) of what is asked for.
+        replaced: Module name -> text to take in its place.
+
+    Raises:
+        InvalidArgument: Two definitions of one name, or one that is not there.
+    """
+    modules: dict[str, _Module] = {}
+    needed: dict[str, set[str]] = {}
+    placed: list[str] = []
+
+    def visit(where: str, name: str) -> None:
+        if where not in modules:
+            modules[where] = _parsed(replaced.get(where) or sources.get(where) or inspect.getsource(_imported(where)))
+        module, taken = modules[where], needed.setdefault(where, set())
+        if name in taken:
+            return
+        if name in module.own:
+            return visit(*module.own[name])
+        if name not in module.text:
+            raise InvalidArgument("rule", f"needs {name}, which {where} does not define", name, "define it in the rule's own file")
+        taken.add(name)
+        for used in sorted(
+            module.uses[name], key=lambda one: (one not in module.order, module.order.index(one) if one in module.order else 0)
+        ):
+            if used in module.own:
+                visit(*module.own[used])
+            elif used in module.text:
+                visit(where, used)
+        if where not in placed:
+            placed.append(where)
+
+    for where, name in wanted:
+        visit(where, name)
+    # What a module imports comes before it.
+    order: list[str] = []
+
+    def before(where: str) -> None:
+        if where in order:
+            return
+        for name in sorted(needed[where]):
+            for used in modules[where].uses[name]:
+                if used in modules[where].own and modules[where].own[used][0] in needed:
+                    before(modules[where].own[used][0])
+        order.append(where)
+
+    for where in placed:
+        before(where)
+    holders: dict[str, str] = {}
+    imports: set[str] = set()
+    parts = []
+    for where in order:
+        module = modules[where]
+        texts: list[str] = []
+        for name in module.order:
+            if name not in needed[where]:
+                continue
+            if holders.setdefault(name, where) != where:
+                raise InvalidArgument("rule", f"must not define {name}, which {holders[name]} defines too", name, "rename it")
+            imports |= {module.others[used] for used in module.uses[name] if used in module.others}
+            if module.text[name] not in texts:
+                texts.append(module.text[name])
+        said = f"# From {where}." if where.startswith(_PACKAGE) else f"# From {where}, the rule's own file."
+        texts = [_EXAMPLE.sub(r"\n\1", text) for text in texts]
+        parts.append("\n".join([said, *("\n\n" + text if "\n" in text else text for text in texts)]))
+    plain = sorted(line for line in imports if line.startswith("import "))
+    return "\n".join([*plain, *_merged(line for line in imports if line.startswith("from "))]) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
+
+
+def _merged(lines: object) -> list[str]:
+    """Imports from one module in one line."""
+    names: dict[str, list[str]] = {}
+    for line in sorted(lines):  # type: ignore[call-overload]
+        module, _, name = line.removeprefix("from ").partition(" import ")
+        names.setdefault(module, []).append(name)
+    return [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(names.items())]
+
+
+def _imported(where: str) -> ModuleType:
+    return importlib.import_module(where)
