@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 
 from rwsim.errors import InvalidArgument
 
@@ -74,50 +73,54 @@ def bundle(sources: Mapping[str, str], wanted: Sequence[tuple[str, str]], replac
     """
     modules: dict[str, _Module] = {}
     needed: dict[str, set[str]] = {}
-    placed: list[str] = []
+
+    def module_of(where: str) -> _Module:
+        if where not in modules:
+            text = replaced.get(where) or sources.get(where) or inspect.getsource(importlib.import_module(where))
+            modules[where] = _parsed(text)
+        return modules[where]
+
+    def home(where: str, name: str) -> tuple[str, str]:
+        """Where a name is defined, past the modules that only pass it on."""
+        while name not in module_of(where).text and name in module_of(where).own:
+            where, name = module_of(where).own[name]
+        return where, name
+
+    def users(where: str, name: str) -> list[tuple[str, str]]:
+        """What a definition uses of rwsim."""
+        module = module_of(where)
+        return [home(where, used) for used in sorted(module.uses[name]) if used in module.own or used in module.text]
 
     def visit(where: str, name: str) -> None:
-        if where not in modules:
-            modules[where] = _parsed(replaced.get(where) or sources.get(where) or inspect.getsource(_imported(where)))
-        module, taken = modules[where], needed.setdefault(where, set())
-        if name in taken:
+        if name in needed.setdefault(where, set()):
             return
-        if name in module.own:
-            return visit(*module.own[name])
-        if name not in module.text:
+        if name not in module_of(where).text:
             raise InvalidArgument("rule", f"needs {name}, which {where} does not define", name, "define it in the rule's own file")
-        taken.add(name)
-        for used in sorted(
-            module.uses[name], key=lambda one: (one not in module.order, module.order.index(one) if one in module.order else 0)
-        ):
-            if used in module.own:
-                visit(*module.own[used])
-            elif used in module.text:
-                visit(where, used)
-        if where not in placed:
-            placed.append(where)
+        needed[where].add(name)
+        for used in users(where, name):
+            visit(*used)
 
-    for where, name in wanted:
-        visit(where, name)
-    # What a module imports comes before it.
+    for one in wanted:
+        visit(*home(*one))
+    # What a module uses comes before it.
     order: list[str] = []
 
-    def before(where: str) -> None:
+    def place(where: str) -> None:
         if where in order:
             return
         for name in sorted(needed[where]):
-            for used in modules[where].uses[name]:
-                if used in modules[where].own and modules[where].own[used][0] in needed:
-                    before(modules[where].own[used][0])
+            for other, _ in users(where, name):
+                if other != where:
+                    place(other)
         order.append(where)
 
-    for where in placed:
-        before(where)
+    for where in [home(*one)[0] for one in wanted]:
+        place(where)
     holders: dict[str, str] = {}
     imports: set[str] = set()
     parts = []
     for where in order:
-        module = modules[where]
+        module = module_of(where)
         texts: list[str] = []
         for name in module.order:
             if name not in needed[where]:
@@ -141,7 +144,3 @@ def _merged(lines: object) -> list[str]:
         module, _, name = line.removeprefix("from ").partition(" import ")
         names.setdefault(module, []).append(name)
     return [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(names.items())]
-
-
-def _imported(where: str) -> ModuleType:
-    return importlib.import_module(where)

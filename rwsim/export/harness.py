@@ -22,6 +22,7 @@ from rwsim.errors import ExportRefused, InvalidArgument
 from rwsim.export.source import Subject, body, compose, digest, record_of, subject
 from rwsim.optimizers import RULES, UpdateRule
 from rwsim.rotational import rotational_of
+from rwsim.rotational.rate import rotation_rate
 from rwsim.stats.mcse import estimate
 from rwsim.theory import symbols as sym
 from rwsim.theory.equilibrium import numeric
@@ -240,7 +241,8 @@ def _rotation(chosen: Subject, made: Any, settings: dict[str, Any], seed: int) -
     generator = torch.Generator().manual_seed(seed)
     param = torch.nn.Parameter(torch.randn(_NEURONS, _FAN_IN, generator=generator, dtype=torch.float64))
     optimizer = made([param], **settings)
-    rate = float(optimizer.rotation(optimizer.param_groups[0]))
+    # The theory's own, not what the file says of itself.
+    rate = float(rotation_rate(chosen.rated, chosen.form)(optimizer.param_groups[0]))
     norm = param.detach().norm(dim=1)
     squares = []
     for _ in range(600):

@@ -83,5 +83,5 @@ def _check_linear(rule: type[UpdateRule]) -> None:
             after = rule.update(grad, state, values, torch)
             state = SimpleNamespace(**{**after, "param": torch.zeros(4, dtype=torch.float64)})
         results.append([after["param"] / lr, *(after[name] for name in rule.state)])
-    if not all(torch.allclose(one, other, rtol=1e-12, atol=0) for one, other in zip(*results, strict=True)):
+    if not all(torch.allclose(one, other, rtol=1e-12, atol=0, equal_nan=True) for one, other in zip(*results, strict=True)):
         raise UnsupportedRule(rule.name, "its step is not its lr times a direction")

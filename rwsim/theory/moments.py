@@ -136,7 +136,7 @@ def linear_response(rule: type[UpdateRule]) -> LinearResponse:
         raise UnsupportedRule(rule.name, "more than one root or sign in the update")
 
     # A buffer that is quadratic in the gradient is a second-moment average; it may act through the root only.
-    squares = [name for name in rule.state if sp.degree(new[name], _g) == 2]
+    squares = [name for name in rule.state if new[name].is_polynomial(_g) and sp.degree(new[name], _g) == 2]
     square, average, correction = None, sp.Integer(0), sp.Integer(1)
     if xp.roots:
         if len(squares) != 1:
