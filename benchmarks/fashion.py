@@ -1,0 +1,222 @@
+"""Rotational optimizers on a small real run: a convolutional network with batch norm on Fashion-MNIST, beside their baselines.
+
+    python -m benchmarks.fashion --search   # tunes the BASELINES on a validation split (minutes on an H200), prints SETTINGS
+    python -m benchmarks.fashion            # every baseline and its rotational variant with the same settings (minutes)
+
+The variant gets the baseline's hyperparameters as they are (zero-shot, as in section 5.1 of the paper), its initializations,
+data order and augmentation. The search trains on all but the last 10,000 training images and judges on those; the runs train
+on all of them, and see the test set once, at their end. All seeds of a configuration train side by side (`benchmarks.stacked`).
+
+Verdict: with a standard error of sqrt(se_1^2 + se_2^2), `on par` if the mean difference is within two of them of zero,
+`above` or `below` beyond. The paired standard error, that of the differences seed by seed, stands beside it.
+
+`--out DIR` gets fashion.csv (fashion-search.csv): accuracies are shares, rotations radians per step (root mean square over the
+neurons of the middle convolution in mid-training), seconds those of all seeds of a configuration together.
+Exit 0 = measured, 2 = bad usage or data, 3 = interrupted or failed.
+"""
+
+import argparse
+import itertools
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.command import Parser, at_least, device_of, heading, write_csv
+from benchmarks.idx import FOLDER, Images, load
+from benchmarks.stacked import CHANNELS, Networks, accuracy, train
+from rwsim.errors import InvalidArgument
+from rwsim.rotational import RotationalAdamW, RotationalLion, RotationalOptimizer, RotationalSGDM
+from rwsim.rotational.rate import rotation_rate
+
+NAME = "benchmarks.fashion"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the search chooses."""
+
+    lr: float
+    weight_decay: float
+
+
+# Of baseline and variant alike. PROVISIONAL: not searched yet; paste the lines that --search prints.
+SETTINGS: dict[str, Setting] = {
+    "adamw": Setting(lr=0.005, weight_decay=0.15),
+    "sgdm": Setting(lr=0.1, weight_decay=0.0015),
+    "lion": Setting(lr=0.0005, weight_decay=1.0),
+}
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A baseline, its rotational variant, what both are given beside a setting, and the grid of the search."""
+
+    baseline: Callable[..., torch.optim.Optimizer]
+    variant: type[RotationalOptimizer]
+    lrs: tuple[float, ...]
+    decays: tuple[float, ...]
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def grid(self) -> list[Setting]:
+        return [Setting(lr, decay) for lr, decay in itertools.product(self.lrs, self.decays)]
+
+
+CONTESTS: dict[str, Contest] = {
+    "adamw": Contest(torch.optim.AdamW, RotationalAdamW, (1e-3, 2e-3, 5e-3, 1e-2), (0.05, 0.15, 0.5)),
+    "sgdm": Contest(torch.optim.SGD, RotationalSGDM, (0.05, 0.1, 0.2, 0.5), (5e-4, 1.5e-3, 5e-3), {"momentum": 0.9}),
+    "lion": Contest(partial(RotationalLion, rotational=False), RotationalLion, (1e-4, 2e-4, 5e-4, 1e-3), (0.3, 1.0, 3.0)),
+}
+BASELINE, VARIANT = "baseline", "rotational"
+# The validation split is this share of the training images: 10,000 of 60,000. Its seeds are not those of the runs.
+_VALIDATION = 6
+_SEARCH_SEEDS = (1000, 1001)
+
+
+def _parser() -> Parser:
+    parser = Parser(NAME, __doc__)
+    add = parser.add_argument
+    add("--data", type=Path, default=FOLDER, metavar="DIR", help=f"of the four IDX files; default {FOLDER}")
+    add("--out", type=Path, metavar="DIR", help="write the CSV there; made if it is missing")
+    add("--seeds", type=int, default=8, help="runs of each configuration, at least 2; default 8")
+    add("--epochs", type=int, default=10)
+    add("--batch", type=int, default=128)
+    add("--optimizers", nargs="+", choices=CONTESTS, default=list(CONTESTS), metavar="NAME", help=f"of {', '.join(CONTESTS)}; default all")
+    add("--search", action="store_true", help="instead: tune the baselines on the validation split")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train, print, write; the exit status."""
+    return _parser().run(lambda options: _measure(options, arguments), arguments)
+
+
+def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
+    at_least(options, seeds=2, epochs=1, batch=2)
+    training, test = load(options.data)
+    held = len(training) // _VALIDATION
+    if (fewest := len(training) - held) < options.batch:
+        raise InvalidArgument("--batch", f"must be at most {fewest}, the training images", options.batch)
+    if options.out is not None:
+        try:
+            options.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidArgument("--out", "must be a directory that can be written", str(options.out), error.strerror or "") from None
+    device = device_of(options.device)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
+    print(heading(NAME, device, arguments))
+    names = list(dict.fromkeys(options.optimizers))
+    if options.search:
+        print(f"search: {len(training) - held} training images, {held} of validation, {options.epochs} epochs\n", flush=True)
+        split = training.part(0, len(training) - held), training.part(len(training) - held, len(training))
+        rows = _search(names, split[0].to(device), split[1].to(device), options)
+    else:
+        print(f"{len(training)} training images, {len(test)} of the test, {options.epochs} epochs, {options.seeds} seeds\n", flush=True)
+        rows = _runs(names, training.to(device), test.to(device), options)
+    if options.out is not None:
+        file = options.out / ("fashion-search.csv" if options.search else "fashion.csv")
+        write_csv(file, rows)
+        print(f"\nwritten: {file}")
+
+
+def _runs(names: Sequence[str], training: Images, test: Images, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every configuration: a row a seed, a line of the table an optimizer."""
+    rows: list[dict[str, Any]] = []
+    print(_line("", BASELINE, VARIANT, "difference", "paired s.e.", "s.e.", "verdict"), flush=True)
+    turns = []
+    for name in names:
+        both = {variant: run(name, variant, training, test, options) for variant in (BASELINE, VARIANT)}
+        rows += both[BASELINE] + both[VARIANT]
+        print(compared(name, *([row["test_accuracy"] for row in both[v]] for v in (BASELINE, VARIANT))), flush=True)
+        turns += [_turning(name, variant, both[variant]) for variant in both]
+    print("\nTest accuracy in percent, mean ± standard error over seeds; verdict: beyond two s.e. of zero, or not.")
+    print("\nRotation of the middle convolution in mid-training, RMS over neurons, radians per step:", *turns, sep="\n")
+    return rows
+
+
+def run(name: str, variant: str, training: Images, test: Images, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """One configuration, all its seeds."""
+    contest, setting = CONTESTS[name], SETTINGS[name]
+    seeds = range(options.seeds)
+    networks = Networks(seeds, channels=CHANNELS, device=training.pixels.device)
+    make = contest.baseline if variant == BASELINE else contest.variant
+    optimizer = make(networks.groups([(setting.lr, setting.weight_decay)]), **contest.hyper)
+    if isinstance(optimizer, RotationalOptimizer):
+        optimizer.centre()
+    found = train(networks, optimizer, training, options.epochs, options.batch, rotation_rate(contest.variant.rule))
+    return [
+        {
+            "optimizer": name, "variant": variant, "seed": seed, "test_accuracy": right, "train_loss": loss, "seconds": found.seconds,
+            "rotation": rotation, "predicted_rotation": found.predicted, "lr": setting.lr, "weight_decay": setting.weight_decay,
+            "epochs": options.epochs, "batch": options.batch,
+        }
+        for seed, right, loss, rotation in zip(seeds, accuracy(networks, test), found.loss, found.rotation, strict=True)
+    ]  # fmt: skip
+
+
+def compared(name: str, baseline: Sequence[float], variant: Sequence[float]) -> str:
+    """A line of the table, from accuracies of the same seeds."""
+    (low, low_error), (high, high_error) = (_mean(100 * x for x in accuracies) for accuracies in (baseline, variant))
+    difference, paired = _mean(100 * (b - a) for a, b in zip(baseline, variant, strict=True))
+    error = math.hypot(low_error, high_error)
+    said = "on par" if abs(difference) <= 2 * error else "above" if difference > 0 else "below"
+    cells = f"{low:.2f} ± {low_error:.2f}", f"{high:.2f} ± {high_error:.2f}", f"{difference:+.3f}", f"{paired:.3f}", f"{error:.3f}"
+    return _line(name, *cells, said)
+
+
+def _mean(values: Any) -> tuple[float, float]:
+    """Mean and its standard error."""
+    found = list(values)
+    return statistics.fmean(found), statistics.stdev(found) / math.sqrt(len(found))
+
+
+def _line(*cells: str) -> str:
+    widths = (9, 14, 14, 10, 11, 7, 0)
+    return "  ".join(f"{cell:<{w}}" if i in (0, 6) else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(cells, widths, strict=True)))
+
+
+def _turning(name: str, variant: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    measured = math.sqrt(statistics.fmean(row["rotation"] ** 2 for row in rows))
+    predicted = rows[0]["predicted_rotation"]
+    return f"  {name:<6} {variant:<11} {measured:.5f}, predicted {predicted:.5f}: {measured / predicted:.3f} x ({rows[0]['seconds']:.0f} s)"
+
+
+def _search(names: Sequence[str], training: Images, validation: Images, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Baselines over their grids, a grid side by side: a row a setting and seed; prints the lines of `SETTINGS`."""
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        contest = CONTESTS[name]
+        grid = contest.grid
+        networks = Networks(_SEARCH_SEEDS, len(grid), CHANNELS, training.pixels.device)
+        optimizer = contest.baseline(networks.groups([(one.lr, one.weight_decay) for one in grid]), **contest.hyper)
+        found = train(networks, optimizer, training, options.epochs, options.batch, strict=False)
+        rights, losses, count = accuracy(networks, validation), found.loss, len(_SEARCH_SEEDS)
+        means = [statistics.fmean(rights[at : at + count]) for at in range(0, len(rights), count)]
+        for place, one in enumerate(grid):
+            print(f"{name:<6} lr {one.lr:<7g} weight_decay {one.weight_decay:<7g} validation accuracy {100 * means[place]:.2f} %")
+            rows += [
+                {
+                    "optimizer": name, "lr": one.lr, "weight_decay": one.weight_decay, "seed": seed, "validation_accuracy": rights[at],
+                    "train_loss": losses[at], "seconds": found.seconds, "epochs": options.epochs, "batch": options.batch,
+                }
+                for at, seed in enumerate(_SEARCH_SEEDS, place * count)
+            ]  # fmt: skip
+        best = grid[means.index(max(means))]
+        ends = (("lr", contest.lrs), ("weight_decay", contest.decays))
+        edges = [key for key, values in ends if getattr(best, key) in (values[0], values[-1])]
+        note = f"  # {' and '.join(edges)} at the edge of the grid" if edges else ""
+        print(f"paste into SETTINGS ({found.seconds:.0f} s):")
+        print(f'    "{name}": Setting(lr={best.lr:g}, weight_decay={best.weight_decay:g}),{note}\n', flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
