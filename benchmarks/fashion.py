@@ -12,6 +12,7 @@ Verdict: with a standard error of sqrt(se_1^2 + se_2^2), `on par` if the mean di
 
 `--out DIR` gets fashion.csv (fashion-search.csv): accuracies are shares, rotations radians per step (root mean square over the
 neurons of the middle convolution in mid-training), seconds those of all seeds of a configuration together.
+The first configuration of a process pays for the start of the device.
 Exit 0 = measured, 2 = bad usage or data, 3 = interrupted or failed.
 """
 

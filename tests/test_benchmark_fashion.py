@@ -53,7 +53,7 @@ def folder(tmp_path, monkeypatch):
 def small(contest, variant, seeds, settings, data):
     networks = Networks(seeds, len(settings), CHANNELS, dtype=torch.float64)
     optimizer = (contest.variant if variant else contest.baseline)(networks.groups(settings), **contest.hyper)
-    return networks, train(networks, optimizer, data, epochs=2, batch=16)
+    return networks, train(networks, optimizer, data, epochs=1, batch=16)
 
 
 @pytest.mark.parametrize("variant", [False, True])
@@ -120,7 +120,7 @@ def test_schedule():
 def test_end_to_end(capsys, folder, tmp_path):
     """It learns, the files hold what is said, and the variant's rotation is of the predicted size."""
     out = tmp_path / "made" / "here"
-    arguments = ["--data", str(folder), "--out", str(out), "--device", "cpu", "--seeds", "2", "--epochs", "6", "--batch", "16"]
+    arguments = ["--data", str(folder), "--out", str(out), "--device", "cpu", "--seeds", "2", "--epochs", "3", "--batch", "16"]
     assert main(arguments) == 0
     with (out / "fashion.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -132,7 +132,7 @@ def test_end_to_end(capsys, folder, tmp_path):
         if row["variant"] == "rotational":
             # Few steps, few neurons, and signs that mostly agree, of which nothing is left without their mean.
             assert 0.5 < float(row["rotation"]) / float(row["predicted_rotation"]) < 1.5
-    assert max(float(row["test_accuracy"]) for row in rows) > 0.3
+    assert max(float(row["test_accuracy"]) for row in rows) > 0.2
     text = capsys.readouterr().out
     assert "python -m benchmarks.fashion --data" in text and all(f"\n{name}" in text for name in CONTESTS)
     assert text.count("predicted") == 6
