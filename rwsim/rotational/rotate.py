@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Machine epsilons, relative to a vector, that are rounding.
+_ROUNDING = 8
+
 
 def sqrt(x: Any) -> Any:
     """Of a number or a tensor."""
@@ -56,14 +59,14 @@ def centre_(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
     centred = vectors - vectors.mean(dims, keepdim=True)
     left = norm_of(centred, dims)
     # Rounding leaves something of a constant vector.
-    some = left > norm * (8 * torch.finfo(vectors.dtype).eps)
+    some = left > norm * (_ROUNDING * torch.finfo(vectors.dtype).eps)
     vectors.copy_(torch.where(some, centred.mul_(norm / left.where(some, 1.0)), vectors))
     return norm
 
 
 def turn_(
     vectors: Tensor, update: Tensor, dims: tuple[int, ...], state: dict[str, Tensor], angle: Any, *, zero_mean: bool, decay: float,
-    eps: float, fixed_angle: bool, norm: Any = None,
+    eps: float, fixed_angle: bool, norm: Any = None, floor: float = 0.0,
 ) -> None:  # fmt: skip
     """Turn vectors against an update, in place (Algorithm 1, lines 13 to 17).
 
@@ -71,8 +74,8 @@ def turn_(
         p <- p - eta_r ||p|| u / (sqrt(nu / (1 - beta^t)) + eps),    p <- n p / ||p||
 
     The angle of a step is atan(eta_r ||u|| / sqrt(nu^)): eta_r in the root mean square, a third of its cube aside. A vector whose
-    projected update is zero is not hit: it stays as it is, and neither nu nor its count t take notice, so that a rarely hit row
-    turns by eta_r when it is.
+    projected update is zero, or what rounding leaves of an update along p and (1, ..., 1), is not hit: it stays as it is, and neither
+    nu nor its count t take notice, so that a rarely hit row turns by eta_r when it is.
 
     Args:
         vectors: p.
@@ -85,14 +88,22 @@ def turn_(
         eps: Added to the root.
         fixed_angle: Turn by exactly eta_r: p cos eta_r - n sin eta_r u / ||u||. nu is not used.
         norm: The new n; None keeps the old.
+        floor: Size of the update's own rounding, in units of ||p||.
     """
-    if zero_mean:
-        update.sub_(update.mean(dims, keepdim=True))
     length_sq = (vectors * vectors).sum(dims, keepdim=True)
+    # What rounding may leave of what is projected out, squared.
+    left_sq = length_sq * floor**2
+    slack = (_ROUNDING * torch.finfo(vectors.dtype).eps) ** 2
+    if zero_mean:
+        mean = update.mean(dims, keepdim=True)
+        update.sub_(mean)
+        left_sq += slack * math.prod(vectors.shape[d] for d in dims) * mean.square()
     along = (update * vectors).sum(dims, keepdim=True)
-    update.addcmul_(vectors, along / length_sq.where(length_sq > 0, 1.0), value=-1)
+    along_unit = along / length_sq.where(length_sq > 0, 1.0)
+    update.addcmul_(vectors, along_unit, value=-1)
+    left_sq += slack * along * along_unit
     size_sq = (update * update).sum(dims, keepdim=True)
-    hit = size_sq > 0
+    hit = size_sq > left_sq
     target = state["norm"]
     if "speed" in state:
         angle = angle * state["speed"]

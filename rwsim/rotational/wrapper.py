@@ -3,7 +3,7 @@
 import inspect
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
-from copy import copy
+from copy import copy, deepcopy
 from itertools import chain
 from typing import Any
 
@@ -59,9 +59,16 @@ class RotationalWrapper(RotationalOptimizer):
                 remedy = "leave it out; the inner optimizer may have it"
                 raise InvalidArgument(name, "is not an option of RotationalWrapper", options[name], remedy)
         self.inner = optimizer
-        self._free: dict[int, bool] = {}
-        # `maximize` is the inner optimizer's own, and a group may hold it.
-        super().__init__(optimizer.param_groups, {}, {**options, "rotation": rotation})
+        self._free: dict[tuple[int, bool], bool] = {}
+        before = [dict(group) for group in optimizer.param_groups]
+        try:
+            # `maximize` is the inner optimizer's own, and a group may hold it.
+            super().__init__(optimizer.param_groups, {}, {**options, "rotation": rotation})
+        except Exception:
+            for group, old in zip(optimizer.param_groups, before, strict=True):
+                group.clear()
+                group.update(old)
+            raise
 
     @property
     def state(self) -> Any:
@@ -99,6 +106,8 @@ class RotationalWrapper(RotationalOptimizer):
 
     def check_hyper(self, group: Mapping[str, Any]) -> None:
         """The inner optimizer has checked its own."""
+        if group["norm"] == "equilibrium":
+            raise InvalidArgument("norm", "is not an option of RotationalWrapper", group["norm"], "leave it out")
 
     def rotation(self, group: Mapping[str, Any]) -> Any:
         try:
@@ -163,9 +172,11 @@ class RotationalWrapper(RotationalOptimizer):
         if "residual" in own:
             residual = own["residual"].view_as(target)
             vectors = target.float().add_(residual)
+        # A difference of weights holds their rounding: a row that only decay has moved stands still.
+        floor = 0.0 if self._is_free(group) or not group["lr"] else torch.finfo(param.dtype).eps / float(group["lr"])
         turn_(
             vectors, update, dims, own, self.rotation(group), zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
-            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"],
+            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor,
         )  # fmt: skip
         if "residual" in own:
             target.copy_(vectors)
@@ -173,12 +184,13 @@ class RotationalWrapper(RotationalOptimizer):
 
     def _is_free(self, group: Mapping[str, Any]) -> bool:
         """Whether the inner optimizer's steps depend on the weights only through a decay along them."""
-        if id(group) not in self._free:
+        key = (id(group), bool(group.get("weight_decay", 0)))
+        if key not in self._free:
             try:
-                self._free[id(group)] = self._tried(group)
+                self._free[key] = self._tried(group)
             except Exception:  # an optimizer that cannot be copied in this way: the difference always works
-                self._free[id(group)] = False
-        return self._free[id(group)]
+                self._free[key] = False
+        return self._free[key]
 
     def _tried(self, group: Mapping[str, Any]) -> bool:
         generator = torch.Generator().manual_seed(0)
@@ -195,7 +207,7 @@ class RotationalWrapper(RotationalOptimizer):
             probe.state = defaultdict(dict)
             probe._optimizer_step_pre_hooks, probe._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
             probe.param_groups = [{**group, "params": [scratch], "lr": 0.1}]
-            if "weight_decay" in group:
+            if group.get("weight_decay", 0):
                 probe.param_groups[0]["weight_decay"] = 0.1
             taken = []
             for weight, grad in zip(weights, grads, strict=True):
@@ -218,7 +230,8 @@ class RotationalWrapper(RotationalOptimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         rotations = [group["rotation"] for group in self.param_groups]
-        self.inner.load_state_dict(state_dict)
+        # torch's optimizers would share their state with what they load.
+        self.inner.load_state_dict({**state_dict, "state": deepcopy(state_dict["state"])})
         self._free.clear()
         for group, rotation in zip(self.param_groups, rotations, strict=True):
             group.setdefault("rotation", rotation)
