@@ -115,7 +115,7 @@ def test_verify_repeats_and_rejects_a_changed_constant(adamw, tmp_path):
     assert verify(path).passed
     text = path.read_text()
     for change in (
-        ("1 << 16", "1 << 15"),
+        ("1 << 17", "1 << 16"),
         ("beta2**step", "beta2**(step + 1)"),
         ('"seed": 0', '"seed": 1'),
         ("MIT License", "MIT Licence"),
@@ -249,7 +249,7 @@ def test_command_line(tmp_path, capsys):
     assert run(["export", "sgdm", "-o", str(out), "--quiet"]) == 0, "its own file is replaced"
     assert capsys.readouterr().out == "" and out.read_text() == before, "the same file again"
     assert run(["verify", str(out), "--quiet"]) == 0
-    out.write_text(before.replace("1 << 16", "1 << 15"))
+    out.write_text(before.replace("1 << 17", "1 << 16"))
     assert run(["verify", str(out)]) == 1
     assert "its hash differs" in capsys.readouterr().out
 

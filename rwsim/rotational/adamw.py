@@ -13,10 +13,12 @@ from rwsim.rotational.optimizer import Number, RotationalOptimizer
 def adam_direction(grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
     """m^ / (sqrt(v^) + eps), the bias-corrected averages of g and g^2."""
     beta1, beta2 = group["betas"]
-    exp_avg = state["exp_avg"].lerp_(grad, 1 - beta1)
+    # Not lerp_, which is slow on a CPU.
+    exp_avg = state["exp_avg"].mul_(beta1).add_(grad, alpha=1 - beta1)
     exp_avg_sq = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    denom = exp_avg_sq.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["eps"])
-    return torch.div(exp_avg, denom, out=denom).mul_(1 / (1 - beta1**step))
+    correction1, correction2 = 1 - beta1**step, (1 - beta2**step) ** 0.5
+    denom = exp_avg_sq.sqrt().mul_(correction1 / correction2).add_(group["eps"] * correction1)
+    return torch.div(exp_avg, denom, out=denom)
 
 
 class RotationalAdamW(RotationalOptimizer):

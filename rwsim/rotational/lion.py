@@ -41,5 +41,5 @@ class RotationalLion(RotationalOptimizer):
         beta1, beta2 = group["betas"]
         momentum = state["exp_avg"]
         sign = momentum.mul(beta1).add_(grad, alpha=1 - beta1).sign_()
-        momentum.lerp_(grad, 1 - beta2)
+        momentum.mul_(beta2).add_(grad, alpha=1 - beta2)
         return sign

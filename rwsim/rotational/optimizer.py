@@ -16,8 +16,8 @@ from rwsim.optimizers.rule import UpdateRule
 from rwsim.rotational.lookup import norm_rate_of, rate_of
 from rwsim.rotational.rotate import centre_, layout, norm_of, turn_
 
-# Elements of a tensor that a step works on at a time on a CPU: what it reads and writes of them stays in the cache.
-_BLOCK = 1 << 16
+# Elements of a tensor that a step works on at a time on a CPU, for each thread: what it reads and writes stays in the cache.
+_BLOCK = 1 << 17
 
 OPTIONS: Mapping[str, Any] = {
     "rotation": None, "rate": "paper", "rotational": None, "per_neuron": True, "neuron_dims": (0,), "blocks": 1, "zero_mean": True,
@@ -365,11 +365,12 @@ def placed(name: str, value: Tensor, param: Tensor) -> Tensor:
 
 
 def _blocks(tensors: Mapping[str, Tensor], whole: bool) -> Iterator[dict[str, Tensor]]:
-    """Parts of tensors along dimension 0, each of about `_BLOCK` elements of the largest."""
+    """Parts of tensors along dimension 0, each of about `_BLOCK` elements a thread."""
     param = tensors["param"]
-    if whole or param.dim() == 0 or param.numel() <= _BLOCK:
+    block = _BLOCK * torch.get_num_threads()
+    if whole or param.dim() == 0 or param.numel() <= block:
         yield dict(tensors)
         return
-    rows = max(1, _BLOCK * param.shape[0] // param.numel())
+    rows = max(1, block * param.shape[0] // param.numel())
     for parts in zip(*(tensor.split(rows) for tensor in tensors.values()), strict=True):
         yield dict(zip(tensors, parts, strict=True))

@@ -90,36 +90,41 @@ def turn_(
         norm: The new n; None keeps the old.
         floor: Size of the update's own rounding, in units of ||p||.
     """
-    length_sq = (vectors * vectors).sum(dims, keepdim=True)
-    # What rounding may leave of what is projected out, squared.
-    left_sq = length_sq * floor**2
-    slack = (_ROUNDING * torch.finfo(vectors.dtype).eps) ** 2
+    kind = torch.finfo(vectors.dtype)
+    length = norm_of(vectors, dims)
+    # A vector of zeros divides by this; nothing else is as small.
+    inverse_sq = length.square().clamp_min_(kind.tiny).reciprocal_()
+    # What rounding may leave of what is projected out.
+    left = length * floor
     if zero_mean:
         mean = update.mean(dims, keepdim=True)
         update.sub_(mean)
-        left_sq += slack * math.prod(vectors.shape[d] for d in dims) * mean.square()
-    along = (update * vectors).sum(dims, keepdim=True)
-    along_unit = along / length_sq.where(length_sq > 0, 1.0)
-    update.addcmul_(vectors, along_unit, value=-1)
-    left_sq += slack * along * along_unit
-    size_sq = (update * update).sum(dims, keepdim=True)
-    hit = size_sq > left_sq
-    target = state["norm"]
+        left.add_(mean.abs_(), alpha=_ROUNDING * kind.eps * math.prod(vectors.shape[d] for d in dims) ** 0.5)
+    along = (update * vectors).sum(dims, keepdim=True).mul_(inverse_sq)
+    left.addcmul_(along.abs(), length, value=_ROUNDING * kind.eps)
+    update.addcmul_(vectors, along, value=-1)
+    size = norm_of(update, dims)
+    hit = size > left
+    missed = hit.logical_not()
     if "speed" in state:
         angle = angle * state["speed"]
     if fixed_angle:
         angle = torch.as_tensor(angle, dtype=vectors.dtype, device=vectors.device)
-        factor = length_sq.sqrt() * torch.sin(angle) / size_sq.where(hit, 1.0).sqrt()
-        vectors.mul_(torch.cos(angle).where(hit, 1.0))
+        kept, factor = torch.cos(angle), torch.sin(angle) * length / size
+        after = length
     else:
         tracked, hits = state["update_norm_sq"], state["hits"]
         hits.add_(hit)
-        tracked.copy_(torch.where(hit, decay * tracked + (1 - decay) * size_sq, tracked))
-        root = (tracked / (1 - decay**hits).where(hits > 0, 1.0)).sqrt_() + eps
-        factor = angle * length_sq.sqrt() / root.where(hit, 1.0)
-    vectors.addcmul_(update, factor.where(hit, 0.0), value=-1)
-    if norm is not None:
-        target.fill_(norm)
-        hit = torch.ones_like(hit)
-    length = norm_of(vectors, dims)
-    vectors.mul_((target / length.where(length > 0, 1.0)).where(hit, 1.0))
+        tracked.lerp_(size.square(), hit.to(size.dtype).mul_(1 - decay))
+        root = (tracked / (1 - decay**hits)).sqrt_().add_(eps)
+        kept, factor = None, length / root * angle
+        # Orthogonal to p: Pythagoras gives the new length.
+        after = torch.hypot(length, factor * size)
+    target = state["norm"]
+    if norm is None:
+        scale = (target / after.clamp_min(kind.tiny)).masked_fill_(missed, 1.0)
+    else:
+        scale = target.fill_(norm) / torch.where(missed, length, after).clamp_min_(kind.tiny)
+    factor = factor.mul_(scale).masked_fill_(missed, 0.0)
+    vectors.mul_(scale if kept is None else torch.where(missed, scale, scale * kept))
+    vectors.addcmul_(update, factor, value=-1)
