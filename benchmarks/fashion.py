@@ -77,6 +77,19 @@ CONTESTS: dict[str, Contest] = {
     "lion": Contest(partial(RotationalLion, rotational=False), RotationalLion, (5e-4, 1e-3, 2e-3, 4e-3), (0.3, 1.0, 3.0)),
 }
 BASELINE, VARIANT = "baseline", "rotational"
+_PLAIN, _UNCENTRED = {"rotational": False}, {"zero_mean": False}
+# What a variant changes: options of the first convolution, of the other convolutions, of the head. The first is Algorithm 1 as it stands;
+# the others take parts of it back, to see which costs what.
+VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    VARIANT: {},
+    "head plain": {"head": _PLAIN},
+    "head uncentred": {"head": _UNCENTRED},
+    "first uncentred": {"first": _UNCENTRED},
+    "first plain": {"first": _PLAIN},
+    "uncentred": {"first": _UNCENTRED, "middle": _UNCENTRED, "head": _UNCENTRED},
+    "uncentred, head plain": {"first": _UNCENTRED, "middle": _UNCENTRED, "head": _PLAIN},
+    "first uncentred, head plain": {"first": _UNCENTRED, "head": _PLAIN},
+}
 # The validation split is this share of the training images: 10,000 of 60,000. Its seeds are not those of the runs.
 _VALIDATION = 6
 _SEARCH_SEEDS = (1000, 1001)
@@ -91,6 +104,7 @@ def _parser() -> Parser:
     add("--epochs", type=int, default=10)
     add("--batch", type=int, default=128)
     add("--optimizers", nargs="+", choices=CONTESTS, default=list(CONTESTS), metavar="NAME", help=f"of {', '.join(CONTESTS)}; default all")
+    add("--variants", nargs="+", choices=VARIANTS, default=[VARIANT], metavar="NAME", help=f"of {'; '.join(VARIANTS)}; default the first")
     add("--search", action="store_true", help="instead: tune the baselines on the validation split")
     return parser
 
@@ -135,10 +149,13 @@ def _runs(names: Sequence[str], training: Images, test: Images, options: argpars
     print(_line("", BASELINE, VARIANT, "difference", "paired s.e.", "s.e.", "verdict"), flush=True)
     turns = []
     for name in names:
-        both = {variant: run(name, variant, training, test, options) for variant in (BASELINE, VARIANT)}
-        rows += both[BASELINE] + both[VARIANT]
-        print(compared(name, *([row["test_accuracy"] for row in both[v]] for v in (BASELINE, VARIANT))), flush=True)
-        turns += [_turning(name, variant, both[variant]) for variant in both]
+        found = {BASELINE: run(name, BASELINE, training, test, options)}
+        for variant in options.variants:
+            found[variant] = run(name, variant, training, test, options)
+            accuracies = ([row["test_accuracy"] for row in found[v]] for v in (BASELINE, variant))
+            print(compared(name, *accuracies) + ("" if variant == VARIANT else f" ({variant})"), flush=True)
+        rows += [row for each in found.values() for row in each]
+        turns += [_turning(name, variant, found[variant]) for variant in found]
     print("\nTest accuracy in percent, mean ± standard error over seeds; verdict: beyond two s.e. of zero, or not.")
     print("\nRotation of the middle convolution in mid-training, RMS over neurons, radians per step:", *turns, sep="\n")
     return rows
@@ -150,7 +167,7 @@ def run(name: str, variant: str, training: Images, test: Images, options: argpar
     seeds = range(options.seeds)
     networks = Networks(seeds, channels=CHANNELS, device=training.pixels.device)
     make = contest.baseline if variant == BASELINE else contest.variant
-    optimizer = make(networks.groups([(setting.lr, setting.weight_decay)]), **contest.hyper)
+    optimizer = make(networks.groups([(setting.lr, setting.weight_decay)], **VARIANTS.get(variant, {})), **contest.hyper)
     if isinstance(optimizer, RotationalOptimizer):
         optimizer.centre()
     found = train(networks, optimizer, training, options.epochs, options.batch, rotation_rate(contest.variant.rule))
@@ -188,7 +205,7 @@ def _line(*cells: str) -> str:
 def _turning(name: str, variant: str, rows: Sequence[Mapping[str, Any]]) -> str:
     measured = math.sqrt(statistics.fmean(row["rotation"] ** 2 for row in rows))
     predicted = rows[0]["predicted_rotation"]
-    return f"  {name:<6} {variant:<11} {measured:.5f}, predicted {predicted:.5f}: {measured / predicted:.3f} x ({rows[0]['seconds']:.0f} s)"
+    return f"  {name:<6} {variant:<27} {measured:.5f}, predicted {predicted:.5f}: {measured / predicted:.3f} x ({rows[0]['seconds']:.0f} s)"
 
 
 def _search(names: Sequence[str], training: Images, validation: Images, options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -7,8 +7,10 @@ its own: nothing mixes networks, so the sum of their losses gives each its own g
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from benchmarks.idx import CLASSES, SIDE, Images
 from rwsim.errors import RwsimError
 
 CHANNELS = (32, 64, 128)
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 # Pixels that an image moves by at most, either way.
 SHIFT = 2
 WARMUP = 0.05
@@ -53,20 +56,25 @@ class Networks(nn.Module):
             self.register_buffer(f"mean{layer}", torch.zeros(self.count * width, device=device, dtype=dtype))
             self.register_buffer(f"var{layer}", torch.ones(self.count * width, device=device, dtype=dtype))
 
-    def groups(self, settings: Sequence[tuple[float, float]]) -> list[dict]:
+    def groups(
+        self, settings: Sequence[tuple[float, float]], first: Mapping[str, Any] = NOTHING, middle: Mapping[str, Any] = NOTHING,
+        head: Mapping[str, Any] = NOTHING,
+    ) -> list[dict]:  # fmt: skip
         """Parameter groups, given (lr, weight decay) of each part: matrices decay, biases and gains do not.
 
         The head, (network, class, feature), has its neurons in two dimensions; convolutions have theirs in dimension 0.
-        torch's optimizers take no notice of what is said of rotation.
+        torch's optimizers take no notice of what is said of rotation, nor of further options of the first convolution, of the others
+        and of the head.
         """
         found: list[dict] = []
         for part, (lr, decay) in zip(self.parts, settings, strict=True):
             assert isinstance(part, nn.ParameterDict)
-            convolutions = [param for name, param in part.items() if name.startswith("conv")]
+            convolutions = [param for name, param in part.items() if name.startswith("conv") and name != "conv0"]
             vectors = [param for name, param in part.items() if not name.startswith(("conv", "head"))]
             found += [
-                {"params": convolutions, "lr": lr, "weight_decay": decay},
-                {"params": [part["head"]], "lr": lr, "weight_decay": decay, "neuron_dims": (0, 1)},
+                {"params": [part["conv0"]], "lr": lr, "weight_decay": decay, **first},
+                {"params": convolutions, "lr": lr, "weight_decay": decay, **middle},
+                {"params": [part["head"]], "lr": lr, "weight_decay": decay, "neuron_dims": (0, 1), **head},
                 {"params": vectors, "lr": lr, "weight_decay": 0.0, "rotational": False},
             ]
         return found
