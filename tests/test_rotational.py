@@ -223,7 +223,8 @@ def test_lion_without_rotation_is_the_rules_update(wd):
 
 DIRECTIONS = {
     "sgdm": (RotationalSGDM, {"momentum": 0.8}), "sgd": (RotationalSGDM, {}),
-    "nesterov": (RotationalSGDM, {"momentum": 0.8, "nesterov": True}), "adamw": (RotationalAdamW, {"betas": (0.8, 0.95), "eps": 1e-3}), "lion": (RotationalLion, {"betas": (0.8, 0.95)}),
+    "nesterov": (RotationalSGDM, {"momentum": 0.8, "nesterov": True}), "adamw": (RotationalAdamW, {"betas": (0.8, 0.95), "eps": 1e-3}),
+    "lion": (RotationalLion, {"betas": (0.8, 0.95)}),
     "adam_l2": (preset(RotationalAdam, rotation=0.01), {"betas": (0.8, 0.95), "eps": 1e-3}),
 }  # fmt: skip
 

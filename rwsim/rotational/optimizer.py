@@ -3,7 +3,7 @@
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -130,13 +130,16 @@ class RotationalOptimizer(torch.optim.Optimizer):
         self.check_hyper(group)
         for name, least in (("update_norm_decay_factor", 0.0), ("rotational_eps", 0.0)):
             limit = 1.0 if name == "update_norm_decay_factor" else math.inf
-            if not least <= group[name] < limit:
+            if not _lies(group[name], least, limit):
                 raise InvalidArgument(name, f"must lie in [{least:g}, {limit:g})", group[name], f"the default is {OPTIONS[name]}")
         if group["norm"] not in ("initial", "equilibrium"):
             raise InvalidArgument("norm", "must be one of initial, equilibrium", group["norm"])
         if group["rate"] not in ("paper", "exact"):
             raise InvalidArgument("rate", "must be one of paper, exact", group["rate"])
-        group["neuron_dims"] = tuple(group["neuron_dims"])
+        dims = group["neuron_dims"]
+        if isinstance(dims, str) or not isinstance(dims, Iterable) or not all(isinstance(d, int) for d in dims):
+            raise InvalidArgument("neuron_dims", "must hold whole numbers", dims, "give (0,), or (1,) for a transposed convolution")
+        group["neuron_dims"] = tuple(dims)
         if not isinstance(group["blocks"], int) or group["blocks"] < 1:
             raise InvalidArgument("blocks", "must be a whole number of at least 1", group["blocks"])
         for param in group["params"]:
@@ -147,7 +150,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
                 raise InvalidArgument("rotational", f"cannot be True for a parameter of shape {tuple(param.shape)}: {reason}", True)
         if self._turns(group):
             rotation = self.rotation(group)
-            if not isinstance(rotation, Tensor) and not 0 <= rotation < math.inf:
+            if not _lies(rotation, 0.0, math.inf):
                 raise InvalidArgument("rotation", "must lie in [0, inf) radians per step", rotation)
             if group["rotational"] and group["rotation"] is None and not rotation:
                 got = f"lr {group['lr']}, weight_decay {group.get('weight_decay', 0)}"
@@ -345,6 +348,14 @@ def _is_coupled(rule: type[UpdateRule]) -> bool:
     values.weight_decay = 0.5
     after = rule.update(zero, SimpleNamespace(param=one, step=1, **dict.fromkeys(rule.state, zero)), values, torch)
     return any(bool(after[name] != 0) for name in rule.state)
+
+
+def _lies(value: Any, low: float, limit: float) -> bool:
+    """Whether a number, or a tensor of one, lies in [low, limit)."""
+    try:
+        return low <= float(value) < limit
+    except (TypeError, ValueError, RuntimeError):
+        return False
 
 
 def _plain_number(value: Any) -> Any:
