@@ -43,8 +43,10 @@ def test_bad_options_are_refused_by_name(name, option, bad):
 @pytest.mark.parametrize(
     ("make", "hyper", "argument"),
     [
-        (RotationalSGDM, {"lr": -1.0}, "lr"), (RotationalSGDM, {"momentum": 1.0}, "momentum"), (RotationalSGDM, {"weight_decay": -1.0}, "weight_decay"),
-        (RotationalAdamW, {"betas": (0.9, 1.2)}, r"betas\[1\]"), (RotationalAdamW, {"eps": -1.0}, "eps"), (RotationalAdamW, {"lr": math.nan}, "lr"),
+        (RotationalSGDM, {"lr": -1.0}, "lr"), (RotationalSGDM, {"momentum": 1.0}, "momentum"),
+        (RotationalSGDM, {"weight_decay": -1.0}, "weight_decay"),
+        (RotationalAdamW, {"betas": (0.9, 1.2)}, r"betas\[1\]"), (RotationalAdamW, {"eps": -1.0}, "eps"),
+        (RotationalAdamW, {"lr": math.nan}, "lr"),
         (RotationalLion, {"betas": (-0.1, 0.9)}, r"betas\[0\]"), (RotationalLion, {"weight_decay": math.inf}, "weight_decay"),
         (RotationalAdam, {"weight_decay": 0.1}, "rotation"), (RotationalAdamW, {"rotational": True, "weight_decay": 0.0}, "rotational"),
     ],
@@ -59,7 +61,7 @@ def test_unknown_options_list_those_that_there_are(name):
     with pytest.raises((InvalidArgument, TypeError), match="zero_means"):
         CLASSES[name]([parameter(4, 12)], zero_means=True)
     if not name.startswith("wrapped"):
-        with pytest.raises(InvalidArgument, match="it takes .*lr.*zero_mean"):
+        with pytest.raises(InvalidArgument, match=r"it takes .*lr.*zero_mean"):
             CLASSES[name]([parameter(4, 12)], zero_means=True)
 
 
@@ -69,7 +71,8 @@ def test_unknown_options_list_those_that_there_are(name):
     [
         ((4, 2), {}, "vectors of 2 cannot turn without their mean"), ((4, 1), {"zero_mean": False}, "vectors of 1 cannot turn"),
         ((), {}, "it has no vectors"), ((0, 4), {}, "it has no vectors"), ((5, 4), {"blocks": 2}, "does not fall into 2 blocks"),
-        ((4, 12), {"neuron_dims": (2,)}, r"neuron_dims \(2,\) are not dimensions"), ((4, 12), {"neuron_dims": (0, 1)}, "vectors of 1 cannot"),
+        ((4, 12), {"neuron_dims": (2,)}, r"neuron_dims \(2,\) are not dimensions"),
+        ((4, 12), {"neuron_dims": (0, 1)}, "vectors of 1 cannot"),
     ],
 )  # fmt: skip
 def test_what_cannot_turn_is_refused_only_when_it_must(name, shape, more, reason):
@@ -164,9 +167,7 @@ def test_groups_of_a_model(net):
 
 
 def test_patterns_of_names(net):
-    groups = parameter_groups(
-        net, 0.1, special={"*weight": {"rotation": 0.1}, "fc.*": {"rotational": False, "weight_decay": 0.3}, "emb.*": {}}
-    )
+    groups = parameter_groups(net, 0.1, special={"*weight": {"rotation": 0.1}, "fc.*": fc, "emb.*": {}})
     found = {id(param): group for group in groups for param in group["params"]}
     assert found[id(net["fc"].weight)]["rotational"] is False and found[id(net["fc"].bias)]["weight_decay"] == 0.3
     assert found[id(net["conv"].weight)]["rotation"] == 0.1

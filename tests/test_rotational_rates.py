@@ -203,9 +203,8 @@ def test_rates_follow_tensors_and_agree_with_the_walk(name, form):
     hyper = {"lr": 1e-3, "weight_decay": 1e-3} if name != "adamw_independent" else {"lr": 0.1, "weight_decay": 1e-6}
     values = {**{key: value for key, value in rule.hyper.items() if value is not ...}, **hyper}
     rate = rotation_rate(rule, form)(values)
-    assert float(rotation_rate(rule, form)({**values, "lr": torch.tensor(hyper["lr"], dtype=torch.float64)})) == pytest.approx(
-        rate, rel=1e-12
-    )
+    lr = torch.tensor(hyper["lr"], dtype=torch.float64)
+    assert float(rotation_rate(rule, form)({**values, "lr": lr})) == pytest.approx(rate, rel=1e-12)
     assert rate == pytest.approx(predict_equilibrium(rule(**hyper), IdealWalk(2)).exact.rotation, rel=1e-3)
 
 

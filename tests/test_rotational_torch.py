@@ -324,16 +324,16 @@ def test_case_29_the_buffer_after_an_impulse_is_the_gradient(name):
         torch.testing.assert_close(optimizer.state[param]["momentum_buffer"], grad + decay * at, rtol=1e-13, atol=0)
 
 
-def rare(hit_counts, steps=3000, share=0.02):
+def rare(hit_counts, steps=800, share=0.02):
     """RMS angle over the rate of a row that gets a gradient in a share of the steps."""
-    param = parameter(32, 24)
+    param = parameter(128, 24)
     optimizer = RotationalSGDM([param], lr=0.1, weight_decay=1e-3)
     optimizer.centre()
-    generator, feed = seeded(5), gradients(32, 24)
+    generator, feed = seeded(5), gradients(128, 24)
     rate = optimizer.rotation(optimizer.param_groups[0])
-    total, hits = torch.zeros(32, dtype=torch.float64), torch.zeros(32, dtype=torch.float64)
+    total, hits = torch.zeros(128, dtype=torch.float64), torch.zeros(128, dtype=torch.float64)
     for t in range(1, steps + 1):
-        hit = torch.rand(32, generator=generator, dtype=torch.float64) < share
+        hit = torch.rand(128, generator=generator, dtype=torch.float64) < share
         param.grad = next(feed) * hit[:, None]
         if t > 1 and not hit_counts:  # REQ's fault: every row's average decays, and its correction takes the optimizer's count
             state = optimizer.state[param]
@@ -362,7 +362,7 @@ def test_case_30_rejects_a_global_count():
 def test_case_30_rows_without_a_gradient_stand_still(name):
     """Until they are hit; then momentum carries them on."""
     if name in ("adam", "wrapped adam"):
-        pytest.skip("the decay of every row is in its direction")
+        pytest.skip("the decay of every row is in its direction: a sign of the weights, which turns them")
     param = parameter(4, 24, dtype=torch.float32)
     optimizer = CLASSES[name]([param])
     optimizer.centre()
@@ -379,17 +379,23 @@ def test_case_30_rows_without_a_gradient_stand_still(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("adamw", torch.bfloat16), ("adamw", torch.float16), ("sgdm", torch.bfloat16), ("lion", torch.bfloat16)]
+    ("name", "dtype", "steps"),
+    [
+        ("adamw", torch.float16, 400),
+        ("sgdm", torch.bfloat16, 400),
+        ("lion", torch.bfloat16, 400),
+        pytest.param("adamw", torch.bfloat16, 2000, marks=pytest.mark.slow),
+    ],
 )
-def test_half_precision_holds_norms_and_adds_up_small_turns(name, dtype):
-    """A rotation of 1e-4 is below bf16's resolution; 2000 of them go where float32 goes."""
+def test_half_precision_holds_norms_and_adds_up_small_turns(name, dtype, steps):
+    """A rotation of 1e-4 or so is below bf16's resolution; many of them go where float32 goes."""
     param = parameter(4, 64, dtype=dtype)
     twin = nn.Parameter(param.detach().float().clone())
     start = twin.detach().clone()
     along = next(gradients(4, 64, dtype=dtype))
     for one in (param, twin):
-        optimizer, feed = CLASSES[name]([one], rotation=1e-4), gradients(4, 64, dtype=dtype)
-        for _ in range(2000):
+        optimizer, feed = CLASSES[name]([one], rotation=0.2 / steps), gradients(4, 64, dtype=dtype)
+        for _ in range(steps):
             one.grad = (along + next(feed)).to(one.dtype)
             optimizer.step()
         floats = [value for key, value in optimizer.state[one].items() if isinstance(value, torch.Tensor) and key != "residual"]
@@ -422,6 +428,6 @@ def test_a_bad_group_leaves_the_optimizer_as_it_was(name):
     drive(optimizer, [param], 3)
     before = copy.deepcopy(optimizer.state_dict())
     for bad in ({"rotation": -1.0}, {"rotational_eps": -1.0}, {"norm": "bound"}, {"blocks": 5, "rotational": True}):
-        with pytest.raises(InvalidArgument, match="`r|`n|`b"):
+        with pytest.raises(InvalidArgument, match=r"`r|`n|`b"):
             optimizer.add_param_group({"params": [parameter(3, 12)], **bad})
     assert same(optimizer.state_dict(), before)
