@@ -167,6 +167,7 @@ def test_groups_of_a_model(net):
 
 
 def test_patterns_of_names(net):
+    fc = {"rotational": False, "weight_decay": 0.3}
     groups = parameter_groups(net, 0.1, special={"*weight": {"rotation": 0.1}, "fc.*": fc, "emb.*": {}})
     found = {id(param): group for group in groups for param in group["params"]}
     assert found[id(net["fc"].weight)]["rotational"] is False and found[id(net["fc"].bias)]["weight_decay"] == 0.3

@@ -391,6 +391,7 @@ def test_half_precision_holds_norms_and_adds_up_small_turns(name, dtype, steps):
     """A rotation of 1e-4 or so is below bf16's resolution; many of them go where float32 goes."""
     param = parameter(4, 64, dtype=dtype)
     twin = nn.Parameter(param.detach().float().clone())
+    RotationalAdamW([twin]).centre()
     start = twin.detach().clone()
     along = next(gradients(4, 64, dtype=dtype))
     for one in (param, twin):
@@ -411,14 +412,16 @@ def test_half_precision_holds_norms_and_adds_up_small_turns(name, dtype, steps):
 def test_half_precision_needs_its_residual():
     """Without it the same turns are lost: the control of the test above."""
     param = parameter(4, 64, dtype=torch.bfloat16)
-    optimizer, start = RotationalAdamW([param], rotation=1e-4), param.detach().clone()
+    optimizer = RotationalAdamW([param], rotation=1e-4)
+    optimizer.centre()
+    start = param.detach().clone()
     along = next(gradients(4, 64, dtype=torch.bfloat16))
     for _ in range(200):
         param.grad = along
         if optimizer.state:
-            optimizer.state[param]["residual"].zero_()
+            optimizer.state[param].get("residual", torch.zeros(1)).zero_()
         optimizer.step()
-    assert float(angles(start, param.detach()).max()) < 0.01
+    assert float(angles(start, param.detach()).max()) < 0.5 * 200 * 1e-4
 
 
 @every

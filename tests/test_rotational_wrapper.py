@@ -184,7 +184,9 @@ AUDITED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", AUDITED)
+@pytest.mark.parametrize(
+    "name", [name if name in ("adamw", "wrapped adamw") else pytest.param(name, marks=pytest.mark.slow) for name in AUDITED]
+)
 def test_the_audit_of_paths_lifecycle_precision_and_options(name):
     subject, settings = AUDITED[name]
     # A difference of half-precision weights holds their rounding, larger than a step: decay in the gradient leaves no other way (yet).
