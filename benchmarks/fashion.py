@@ -76,12 +76,14 @@ CONTESTS: dict[str, Contest] = {
     "sgdm": Contest(torch.optim.SGD, RotationalSGDM, (0.1, 0.2, 0.5, 1.0), (5e-5, 1.5e-4, 5e-4), {"momentum": 0.9}),
     "lion": Contest(partial(RotationalLion, rotational=False), RotationalLion, (5e-4, 1e-3, 2e-3, 4e-3), (0.3, 1.0, 3.0)),
 }
-BASELINE, VARIANT = "baseline", "rotational"
+# The last: Algorithm 1 with a learned gain on each neuron of the head, as section 4 of the paper offers for scale-sensitive weights.
+BASELINE, VARIANT, GAINED = "baseline", "rotational", "head gain"
 _PLAIN, _UNCENTRED = {"rotational": False}, {"zero_mean": False}
 # What a variant changes: options of the first convolution, of the other convolutions, of the head. The first is Algorithm 1 as it stands;
 # the others take parts of it back, to see which costs what.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     VARIANT: {},
+    GAINED: {},
     "head plain": {"head": _PLAIN},
     "head uncentred": {"head": _UNCENTRED},
     "first uncentred": {"first": _UNCENTRED},
@@ -104,7 +106,14 @@ def _parser() -> Parser:
     add("--epochs", type=int, default=10)
     add("--batch", type=int, default=128)
     add("--optimizers", nargs="+", choices=CONTESTS, default=list(CONTESTS), metavar="NAME", help=f"of {', '.join(CONTESTS)}; default all")
-    add("--variants", nargs="+", choices=VARIANTS, default=[VARIANT], metavar="NAME", help=f"of {'; '.join(VARIANTS)}; default the first")
+    add(
+        "--variants",
+        nargs="+",
+        choices=VARIANTS,
+        default=[VARIANT, GAINED],
+        metavar="NAME",
+        help=f"of {'; '.join(VARIANTS)}; default the first two",
+    )
     add("--search", action="store_true", help="instead: tune the baselines on the validation split")
     return parser
 
@@ -165,7 +174,7 @@ def run(name: str, variant: str, training: Images, test: Images, options: argpar
     """One configuration, all its seeds."""
     contest, setting = CONTESTS[name], SETTINGS[name]
     seeds = range(options.seeds)
-    networks = Networks(seeds, channels=CHANNELS, device=training.pixels.device)
+    networks = Networks(seeds, channels=CHANNELS, device=training.pixels.device, gained=variant == GAINED)
     make = contest.baseline if variant == BASELINE else contest.variant
     optimizer = make(networks.groups([(setting.lr, setting.weight_decay)], **VARIANTS.get(variant, {})), **contest.hyper)
     if isinstance(optimizer, RotationalOptimizer):

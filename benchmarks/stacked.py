@@ -39,17 +39,21 @@ class Networks(nn.Module):
         seeds: Of the networks' initializations.
         parts: Copies of all of them, each with parameters of its own, for settings that are tried side by side. Network
             (part, seed) is number part * len(seeds) + seed.
+        gained: Give each neuron of the head a learned factor.
         channels: Of the convolutions.
         dtype: Of parameters and activations.
     """
 
     def __init__(
         self, seeds: Sequence[int], parts: int = 1, channels: Sequence[int] = CHANNELS, device: torch.device | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32, gained: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.seeds, self.count, self.channels, self.dtype = tuple(seeds), parts * len(seeds), tuple(channels), dtype
+        self.gained = gained
         drawn = [_initial(seed, self.channels) for seed in seeds]
+        for one in drawn if gained else ():
+            one["factor"] = torch.ones(1, CLASSES, 1)
         stacked = {name: torch.cat([one[name] for one in drawn]).to(device, dtype) for name in drawn[0]}
         self.parts = nn.ModuleList(nn.ParameterDict({name: x.clone() for name, x in stacked.items()}) for _ in range(parts))
         for layer, width in enumerate(self.channels):
@@ -95,7 +99,8 @@ class Networks(nn.Module):
             if layer < len(self.channels) - 1:
                 x = F.max_pool2d(x, 2)
             x = x.view(self.count, width, *x.shape[1:])
-        return torch.baddbmm(self.stacked("bias")[:, :, None], self.stacked("head"), x.mean((3, 4)))
+        head = self.stacked("head") * self.stacked("factor") if self.gained else self.stacked("head")
+        return torch.baddbmm(self.stacked("bias")[:, :, None], head, x.mean((3, 4)))
 
     def _convolved(self, x: Tensor, weight: Tensor) -> Tensor:
         fan_in = weight[0].numel()
