@@ -125,17 +125,17 @@ def test_end_to_end(capsys, folder, tmp_path):
     with (out / "fashion.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["optimizer"], row["variant"], row["seed"]) for row in rows] == [
-        (name, variant, seed) for name in CONTESTS for variant in ("baseline", "rotational") for seed in "01"
+        (name, variant, seed) for name in CONTESTS for variant in ("baseline", "rotational", "head gain") for seed in "01"
     ]
     for row in rows:
         assert 0 <= float(row["test_accuracy"]) <= 1 and math.isfinite(float(row["train_loss"])) and float(row["seconds"]) > 0
-        if row["variant"] == "rotational":
+        if row["variant"] != "baseline":
             # Few steps, few neurons, and signs that mostly agree, of which nothing is left without their mean.
             assert 0.5 < float(row["rotation"]) / float(row["predicted_rotation"]) < 1.5
     assert max(float(row["test_accuracy"]) for row in rows) > 0.2
     text = capsys.readouterr().out
     assert "python -m benchmarks.fashion --data" in text and all(f"\n{name}" in text for name in CONTESTS)
-    assert text.count("predicted") == 6
+    assert text.count("predicted") == 9
 
 
 def test_search_prints_the_line_to_paste(capsys, folder, tmp_path):

@@ -1,6 +1,5 @@
 """A rotational optimizer of any update rule, by evaluating its one `update` on tensors."""
 
-import inspect
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -64,13 +63,7 @@ def rotational_of(rule: str | type[UpdateRule]) -> type[RotationalOptimizer]:
     found = find_rule(rule)
     _check_linear(found)
     name = "Rotational" + found.__name__
-    made = type(name, (RuleOptimizer,), {"rule": found, "__doc__": found.__doc__, "__module__": __name__})
-    # The base's constructor takes any keywords; a reader, and the audit, are told which.
-    params, *options = inspect.signature(made).parameters.values()
-    kind, empty = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
-    hyper = [inspect.Parameter(key, kind, default=empty if default is ... else default) for key, default in found.hyper.items()]
-    made.__signature__ = inspect.Signature([params, *hyper, *options])  # type: ignore[attr-defined]
-    return made
+    return type(name, (RuleOptimizer,), {"rule": found, "__doc__": found.__doc__, "__module__": __name__})
 
 
 def _check_linear(rule: type[UpdateRule]) -> None:
