@@ -434,3 +434,20 @@ def test_a_bad_group_leaves_the_optimizer_as_it_was(name):
         with pytest.raises(InvalidArgument, match=r"`r|`n|`b"):
             optimizer.add_param_group({"params": [parameter(3, 12)], **bad})
     assert same(optimizer.state_dict(), before)
+
+
+@pytest.mark.parametrize("name", ["sgdm", "nesterov"])
+def test_an_update_too_large_to_be_squared_is_not_taken(name):
+    """1e20 in float32: the row waits for its momentum, then for its tracked size to come down, and goes on; norms hold."""
+    from rwsim.rotational import rotational_of
+
+    generator = torch.Generator().manual_seed(0)
+    param = torch.nn.Parameter(torch.randn(4, 32, generator=generator))
+    optimizer = rotational_of(name)([param], lr=0.1, weight_decay=0.01)
+    norm = param.detach().norm(dim=1)
+    for step in range(1500):
+        param.grad = torch.randn(4, 32, generator=generator) * (1e20 if step == 3 else 1.0)
+        before = param.detach().clone()
+        optimizer.step()
+    assert bool(param.isfinite().all()) and torch.allclose(param.detach().norm(dim=1), norm, rtol=1e-5)
+    assert not torch.equal(before, param.detach())

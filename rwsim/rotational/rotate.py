@@ -74,8 +74,8 @@ def turn_(
         p <- p - eta_r ||p|| u / (sqrt(nu / (1 - beta^t)) + eps),    p <- n p / ||p||
 
     The angle of a step is atan(eta_r ||u|| / sqrt(nu^)): eta_r in the root mean square, a third of its cube aside. A vector whose
-    projected update is zero, or what rounding leaves of an update along p and (1, ..., 1), is not hit: it stays as it is, and neither
-    nu nor its count t take notice, so that a rarely hit row turns by eta_r when it is.
+    projected update is zero, or what rounding leaves of an update along p and (1, ..., 1), or too large to be squared, is not hit: it
+    stays as it is, and neither nu nor its count t take notice, so that a rarely hit row turns by eta_r when it is.
 
     Args:
         vectors: p.
@@ -104,7 +104,7 @@ def turn_(
     left.addcmul_(along.abs(), length, value=_ROUNDING * kind.eps)
     update.addcmul_(vectors, along, value=-1)
     size = norm_of(update, dims)
-    hit = size > left
+    hit = (size > left).logical_and_(size < math.inf)
     missed = hit.logical_not()
     if "speed" in state:
         angle = angle * state["speed"]
