@@ -24,7 +24,7 @@ from tests.rotational import CLASSES, angles, drive, parameter, seeded
 every = pytest.mark.parametrize("name", CLASSES)
 own = pytest.mark.parametrize("name", [name for name in CLASSES if not name.startswith("wrapped")])
 
-BAD = {
+BAD: dict[str, list] = {
     "rotation": [-0.1, math.nan, math.inf, torch.tensor(-1.0), "fastest"], "rate": ["table", None],
     "update_norm_decay_factor": [1.0, -0.1, math.nan, "much"], "rotational_eps": [-1e-9, math.nan, None], "norm": ["kept", None],
     "neuron_dims": [0, "0", (0.5,)], "blocks": [0, 1.5, -1],

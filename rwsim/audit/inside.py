@@ -98,8 +98,7 @@ class Work:
                     found, ended, identity = diagnosis.findings, diagnosis.outcomes, diagnosis.identity
                     kinds = {finding.kind for finding in found}
                     known: Kind | None = None if not diagnosis.exact or kinds <= {NOTE} else FAULT if FAULT in kinds else CONVENTION
-                    rule = diagnosis.rule if diagnosis.takes_its_steps else None
-                    context = replace(context, rule=rule, known=known, searched=True)
+                    context = replace(context, rule=diagnosis.rule if diagnosis.takes_its_steps else None, known=known, searched=True)
                 else:
                     found, ended = _probe(context, task)
             except BaseException as error:

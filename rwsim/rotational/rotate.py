@@ -106,6 +106,7 @@ def turn_(
     size = norm_of(update, dims)
     hit = (size > left).logical_and_(size < math.inf)
     missed = hit.logical_not()
+    size.masked_fill_(missed, 0.0)
     if "speed" in state:
         angle = angle * state["speed"]
     if fixed_angle:
