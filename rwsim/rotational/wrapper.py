@@ -14,6 +14,8 @@ from rwsim.errors import InvalidArgument
 from rwsim.rotational.optimizer import OPTIONS, PER_VECTOR, RotationalOptimizer, placed, work_type
 from rwsim.rotational.rotate import layout, turn_
 
+# How an inner optimizer's direction depends on the weights: not at all or along them; through decay in its gradient; otherwise.
+_FREE, _COUPLED, _DIFFERENCE = "free", "coupled", "difference"
 # Relative difference of float64 steps that is rounding.
 _ROUNDING = 1e-9
 
@@ -21,11 +23,11 @@ _ROUNDING = 1e-9
 class RotationalWrapper(RotationalOptimizer):
     """Algorithm 1 of the paper around a torch optimizer.
 
-    The inner optimizer takes its own step; what it would have done to a rotating parameter is its direction. Where that does not
-    depend on the weights but for decay along them (steps of a scratch parameter tell), the step is taken from weights of zero:
-    nothing of it is lost to rounding, and decoupled decay does nothing. Else it is the difference that the step made: decay in the
-    gradient stays in the direction, as in the special variant of the paper's appendix J, and what points along the weights is
-    projected out.
+    The inner optimizer takes its own step; what it would have done to a rotating parameter is its direction. Steps of a scratch
+    parameter tell how that depends on the weights. Where only decay along them does, the step is taken from weights of zero: nothing of
+    it is lost to rounding, and decoupled decay does nothing. Where decay is part of the gradient, it is taken from zero with that
+    gradient: the decay stays in the direction, as in the special variant of the paper's appendix J. Else the direction is the
+    difference that the step makes, and what points along the weights is projected out.
 
     Groups and state are the inner optimizer's own, with the options and the entries ``norm``, ``update_norm_sq`` and ``hits`` added: a
     scheduler may hold either optimizer. Parameters that do not rotate take the inner optimizer's step.
@@ -59,7 +61,7 @@ class RotationalWrapper(RotationalOptimizer):
                 remedy = "leave it out; the inner optimizer may have it"
                 raise InvalidArgument(name, "is not an option of RotationalWrapper", options[name], remedy)
         self.inner = optimizer
-        self._free: dict[tuple[int, bool], bool] = {}
+        self._modes: dict[tuple[int, bool], str] = {}
         before = [dict(group) for group in optimizer.param_groups]
         try:
             # `maximize` is the inner optimizer's own, and a group may hold it.
@@ -87,7 +89,7 @@ class RotationalWrapper(RotationalOptimizer):
         """As for `state`."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"inner": self.inner, "defaults": self.defaults, "_free": {}}
+        return {"inner": self.inner, "defaults": self.defaults, "_modes": {}}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer; its options default to the wrapper's."""
@@ -140,15 +142,21 @@ class RotationalWrapper(RotationalOptimizer):
             begun.append({name: value for name, value in self.state.get(param, {}).items() if name in PER_VECTOR})
             self._begin(param, group, begun[-1])
         kept = [param.detach().clone() for param, _ in turning]
+        grads = [param.grad for param, _ in turning]
         try:
             for param, group in turning:
-                if self._is_free(group):
+                mode = self._mode(group)
+                if mode == _COUPLED:
+                    # Another tensor: gradients are not written.
+                    param.grad = self._decayed(param, group)
+                if mode != _DIFFERENCE:
                     param.zero_()
             self.inner.step()
             updates = [self._direction_of(param, old, group) for (param, group), old in zip(turning, kept, strict=True)]
         finally:
-            for (param, _), old in zip(turning, kept, strict=True):
+            for (param, _), old, grad in zip(turning, kept, grads, strict=True):
                 param.copy_(old)
+                param.grad = grad
         for (param, group), update, state in zip(turning, updates, begun, strict=True):
             self._turn(param, update, group, state)
         return loss
@@ -156,7 +164,7 @@ class RotationalWrapper(RotationalOptimizer):
     def _direction_of(self, param: Tensor, old: Tensor, group: Mapping[str, Any]) -> Tensor:
         """What the inner optimizer's step has subtracted, over lr."""
         work = work_type(param)
-        start = 0 if self._is_free(group) else old.to(work)
+        start = old.to(work) if self._mode(group) == _DIFFERENCE else 0
         lr = group["lr"]
         # Without a learning rate there is no step to tell a direction by.
         return (start - param.to(work)).div_(lr) if lr else torch.zeros_like(param, dtype=work)
@@ -168,47 +176,56 @@ class RotationalWrapper(RotationalOptimizer):
         state.update(own)
         shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
         target, update = (x if shape == x.shape else x.unflatten(0, shape[:2]) for x in (param, update))
-        vectors = target
+        # Decay in the direction is mostly along the weights: what is left without that hangs on the order of sums, and sums on layout.
+        vectors, update = target.contiguous(), update.contiguous()
         if "residual" in own:
             residual = own["residual"].view_as(target)
             vectors = target.float().add_(residual)
         # A difference of weights holds their rounding: a row that only decay has moved stands still.
-        floor = 0.0 if self._is_free(group) or not group["lr"] else torch.finfo(param.dtype).eps / float(group["lr"])
+        exact = self._mode(group) != _DIFFERENCE or not group["lr"]
+        floor = 0.0 if exact else torch.finfo(param.dtype).eps / float(group["lr"])
         turn_(
             vectors, update, dims, own, self.rotation(group), zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
             eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor,
         )  # fmt: skip
-        if "residual" in own:
+        if vectors is not target:
             target.copy_(vectors)
+        if "residual" in own:
             residual.copy_(vectors.sub_(target))
 
-    def _is_free(self, group: Mapping[str, Any]) -> bool:
-        """Whether the inner optimizer's steps depend on the weights only through a decay along them."""
-        key = (id(group), bool(group.get("weight_decay", 0)))
-        if key not in self._free:
-            try:
-                self._free[key] = self._tried(group)
-            except Exception:  # an optimizer that cannot be copied in this way: the difference always works
-                self._free[key] = False
-        return self._free[key]
+    def _decayed(self, param: Tensor, group: Mapping[str, Any]) -> Tensor:
+        """The gradient with the decay that the inner optimizer would add to it."""
+        weights = param.to(work_type(param))
+        if "residual" in self.state.get(param, {}):
+            weights = weights + self.state[param]["residual"]
+        decay = -group["weight_decay"] if group.get("maximize") else group["weight_decay"]
+        assert param.grad is not None  # its caller has looked
+        return (param.grad + decay * weights).to(param.dtype)
 
-    def _tried(self, group: Mapping[str, Any]) -> bool:
+    def _mode(self, group: Mapping[str, Any]) -> str:
+        """How to take a group's direction: `_FREE`, `_COUPLED` or `_DIFFERENCE`."""
+        key = (id(group), bool(group.get("weight_decay", 0)))
+        if key not in self._modes:
+            try:
+                self._modes[key] = self._tried(group)
+            except Exception:  # an optimizer that cannot be copied in this way: the difference always works
+                self._modes[key] = _DIFFERENCE
+        return self._modes[key]
+
+    def _tried(self, group: Mapping[str, Any]) -> str:
         generator = torch.Generator().manual_seed(0)
         device = group["params"][0].device
+        grads, one, other = (torch.randn(3, 3, 4, 6, generator=generator, dtype=torch.float64).to(device)).unbind()
+        decay = 0.1 if group.get("weight_decay", 0) else 0.0
 
-        def draw() -> Tensor:
-            return torch.randn(3, 4, 6, generator=generator, dtype=torch.float64).to(device)
-
-        grads, *starts = draw(), draw(), draw()
-        steps = []
-        for weights in starts:
+        def steps(weights: Tensor, grads: Tensor) -> Tensor:
             scratch = torch.nn.Parameter(weights[0].clone())
             probe = copy(self.inner)
             probe.state = defaultdict(dict)
             probe._optimizer_step_pre_hooks, probe._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
             probe.param_groups = [{**group, "params": [scratch], "lr": 0.1}]
-            if group.get("weight_decay", 0):
-                probe.param_groups[0]["weight_decay"] = 0.1
+            if decay:
+                probe.param_groups[0]["weight_decay"] = decay
             taken = []
             for weight, grad in zip(weights, grads, strict=True):
                 scratch.copy_(weight)
@@ -216,10 +233,18 @@ class RotationalWrapper(RotationalOptimizer):
                 # Not probe.step: a scheduler may have put a method of the real optimizer there.
                 type(self.inner).step(probe)
                 taken.append(scratch.detach() - weight)
-            steps.append(torch.stack(taken))
-        apart, between = steps[0] - steps[1], starts[0] - starts[1]
+            return torch.stack(taken)
+
+        found = steps(one, grads)
+        rounding = _ROUNDING * float(found.abs().max())
+        apart, between = found - steps(other, grads), one - other
         along = (apart * between).sum((1, 2), keepdim=True) / (between * between).sum((1, 2), keepdim=True)
-        return float((apart - along * between).abs().max()) <= _ROUNDING * float(steps[0].abs().max())
+        if float((apart - along * between).abs().max()) <= rounding:
+            return _FREE
+        coupled = grads + (-decay if group.get("maximize") else decay) * one
+        if decay and float((steps(torch.zeros_like(one), coupled) - found).abs().max()) <= rounding:
+            return _COUPLED
+        return _DIFFERENCE
 
     def state_dict(self) -> dict[str, Any]:
         saved = self.inner.state_dict()
@@ -232,7 +257,7 @@ class RotationalWrapper(RotationalOptimizer):
         rotations = [group["rotation"] for group in self.param_groups]
         # torch's optimizers would share their state with what they load.
         self.inner.load_state_dict({**state_dict, "state": deepcopy(state_dict["state"])})
-        self._free.clear()
+        self._modes.clear()
         for group, rotation in zip(self.param_groups, rotations, strict=True):
             group.setdefault("rotation", rotation)
         ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
