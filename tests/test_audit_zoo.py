@@ -64,7 +64,13 @@ def test_known_positives_are_named(name, law, code, words):
     assert words in {finding.code: finding.text for finding in report.findings}[code]
 
 
-@pytest.mark.parametrize(("name", "law"), [("torch.optim:AdamW", "adamw"), ("torch.optim:SGD", "sgdm"), ("lion_pytorch:Lion", "lion")])
+@pytest.mark.parametrize(
+    ("name", "law"),
+    [
+        ("torch.optim:AdamW", "adamw"), pytest.param("torch.optim:SGD", "sgdm", marks=pytest.mark.slow),
+        pytest.param("lion_pytorch:Lion", "lion", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
 def test_a_whole_audit_passes(name, law):
     report = rwsim.audit(name, law)
     assert report.passed, report.findings

@@ -67,6 +67,7 @@ def test_the_loop_draws_afresh_and_keeps_a_trace():
     assert all(torch.isfinite(t).all() and (t > 0).all() for t in peer.trace)
 
 
+@pytest.mark.slow
 def test_the_command_measures_every_row(tmp_path, capsys, monkeypatch):
     def no_compiler(*_, **__):
         raise RuntimeError("no compiler here\nand more")

@@ -78,7 +78,7 @@ SHOWCASES: dict[str, tuple[str, Callable[[Point], bool], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("correction", CORRECTIONS)
+@pytest.mark.parametrize("correction", [pytest.param(c, marks=pytest.mark.slow) if c == "fluctuations" else c for c in CORRECTIONS])
 def test_each_correction_helps_where_it_acts(correction):
     optimizer, acts, quantities = SHOWCASES[correction]
     chosen = [case for case in DESIGN if case[0].optimizer == optimizer and acts(case[0])]
@@ -93,7 +93,7 @@ def test_each_correction_helps_where_it_acts(correction):
     assert np.median(ratios) > 2, ratios
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name == "ademamix" else name for name in RULES])
 def test_every_rule_that_the_theory_carries(name):
     """Without corrections the exact values; with them near those, finite, in both walks."""
     rule = RULES[name](lr=1e-2, weight_decay=0.3)

@@ -226,9 +226,7 @@ AUDITED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ("adamw", "wrapped adamw") else pytest.param(name, marks=pytest.mark.slow) for name in AUDITED]
-)
+@pytest.mark.parametrize("name", [name if name == "wrapped adamw" else pytest.param(name, marks=pytest.mark.slow) for name in AUDITED])
 def test_the_audit_of_paths_lifecycle_precision_and_options(name):
     subject, settings = AUDITED[name]
     probes = ["P7", "P8", "P9", "P10"]
@@ -240,7 +238,7 @@ def test_the_audit_of_paths_lifecycle_precision_and_options(name):
     ("subject", "law", "settings"),
     [
         pytest.param(RotationalAdamW, "adamw", {}, marks=pytest.mark.slow),
-        (RotationalSGDM, "sgdm", {}),
+        pytest.param(RotationalSGDM, "sgdm", {}, marks=pytest.mark.slow),
         pytest.param(RotationalLion, "lion", {}, marks=pytest.mark.slow),
         pytest.param(RotationalAdam, "adam_l2", {"rotation": 0.01}, marks=pytest.mark.slow),
     ],

@@ -22,6 +22,7 @@ class _Module:
     order: list[str] = field(default_factory=list)
     text: dict[str, str] = field(default_factory=dict)
     uses: dict[str, set[str]] = field(default_factory=dict)
+    unclear: set[str] = field(default_factory=set)  # set or changed in statements that are not carried over
     own: dict[str, tuple[str, str]] = field(default_factory=dict)  # imported from rwsim: name -> (module, name there)
     others: dict[str, str] = field(default_factory=dict)  # imported from elsewhere: name -> statement
 
@@ -40,6 +41,8 @@ def _parsed(source: str) -> _Module:
             continue
         names = _names(node)
         if not names:
+            stored = (leaf for leaf in ast.walk(node) if isinstance(leaf, ast.Name | ast.Attribute | ast.Subscript))
+            module.unclear |= {_base(leaf) for leaf in stored if isinstance(leaf.ctx, ast.Store)}
             continue
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
         while first and lines[first - 1].startswith("#"):
@@ -57,7 +60,15 @@ def _names(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     targets: Sequence[ast.expr] = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return [leaf.id for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name)]
+    plain = all(isinstance(target, ast.Name | ast.Tuple | ast.List) for target in targets)
+    return [leaf.id for target in targets for leaf in ast.walk(target) if isinstance(leaf, ast.Name)] if plain else []
+
+
+def _base(node: ast.expr) -> str:
+    """The name that is set, or whose part is."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def bundle(sources: Mapping[str, str], wanted: Sequence[tuple[str, str]], replaced: Mapping[str, str]) -> str:
@@ -89,11 +100,15 @@ def bundle(sources: Mapping[str, str], wanted: Sequence[tuple[str, str]], replac
     def users(where: str, name: str) -> list[tuple[str, str]]:
         """What a definition uses of rwsim."""
         module = module_of(where)
-        return [home(where, used) for used in sorted(module.uses[name]) if used in module.own or used in module.text]
+        known = module.own.keys() | module.text.keys() | module.unclear
+        return [home(where, used) for used in sorted(module.uses[name] & known)]
 
     def visit(where: str, name: str) -> None:
         if name in needed.setdefault(where, set()):
             return
+        if name in module_of(where).unclear:
+            rule = f"needs {name}, which {where} sets or changes in a statement that cannot be carried over"
+            raise InvalidArgument("rule", rule, name, "give it its value in one plain assignment")
         if name not in module_of(where).text:
             raise InvalidArgument("rule", f"needs {name}, which {where} does not define", name, "define it in the rule's own file")
         needed[where].add(name)

@@ -84,6 +84,10 @@ def subject(rule: str | type[UpdateRule], form: str, rotation: str | None) -> Su
     found = find_rule(rule)
     if form not in FORMS:
         raise InvalidArgument("rate", f"must be one of {', '.join(FORMS)}", form)
+    namesake = RULES.get(found.name, found)
+    if set(namesake.hyper) != set(found.hyper):
+        rule_text = f"bears the name of {found.name}, which takes {', '.join(namesake.hyper)}"
+        raise InvalidArgument("rule", rule_text, ", ".join(found.hyper), "give it a name of its own")
     own = next((made for made in _CLASSES if made.rule is found), None)
     file = None
     if found not in RULES.values():

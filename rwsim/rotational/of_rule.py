@@ -11,17 +11,21 @@ from rwsim.errors import UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.rotational.optimizer import RotationalOptimizer
 
+_EPS = 1e-8
+
 
 class RuleOptimizer(RotationalOptimizer):
     """Base of what `rotational_of` makes: its direction is the rule's update at lr 1, weight 0 and no decay."""
 
     @classmethod
     def hyper_shown(cls) -> Mapping[str, Any]:
-        return cls.rule.hyper if hasattr(cls, "rule") else {}
+        """The rule's; an eps of 0, with which an element that never had a gradient would be 0/0, becomes torch's 1e-8."""
+        hyper = cls.rule.hyper if hasattr(cls, "rule") else {}
+        return {key: _EPS if key == "eps" and default == 0 else default for key, default in hyper.items()}
 
     def __init__(self, params: Any, **options: Any) -> None:
         given = {key: options.pop(key) for key in list(options) if key in self.rule.hyper}
-        values = {key: given.get(key, default) for key, default in self.rule.hyper.items()}
+        values = {key: given.get(key, default) for key, default in self.hyper_shown().items()}
         if ... in values.values():
             self.rule(**given)  # says what must be given
         super().__init__(params, values, options)
@@ -61,9 +65,24 @@ def rotational_of(rule: str | type[UpdateRule]) -> type[RotationalOptimizer]:
     from rwsim.optimizers import find_rule
 
     found = find_rule(rule)
-    _check_linear(found)
-    name = "Rotational" + found.__name__
-    return type(name, (RuleOptimizer,), {"rule": found, "__doc__": found.__doc__, "__module__": __name__})
+    if found not in _MADE:
+        _check_linear(found)
+        about = {"rule": found, "__doc__": found.__doc__, "__module__": __name__}
+        _MADE[found] = type("Rotational" + found.__name__, (RuleOptimizer,), about)
+    return _MADE[found]
+
+
+_MADE: dict[type[UpdateRule], type[RotationalOptimizer]] = {}
+
+
+def __getattr__(name: str) -> Any:
+    """The class of a rule of `rwsim.RULES` by name, so that its optimizers can be pickled."""
+    from rwsim.optimizers import RULES
+
+    for rule in RULES.values():
+        if name == "Rotational" + rule.__name__:
+            return rotational_of(rule)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _check_linear(rule: type[UpdateRule]) -> None:

@@ -46,7 +46,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
     - ``update_norm_decay_factor``: beta in [0, 1) of the tracked squared update: 0.9, the paper's appendix I; its runs used 0.99.
     - ``rotational_eps``: added to the root of that average.
     - ``norm``: ``"initial"`` keeps each vector's norm; ``"equilibrium"`` sets the one that the rule would have at the
-      group's hyperparameters.
+      group's hyperparameters (as lr goes to 0 so does that norm; where it is 0 the norm is kept).
     - ``fixed_angle``: turn by exactly eta_r in every step.
     - ``maximize``: follow the gradient.
 
@@ -194,7 +194,10 @@ class RotationalOptimizer(torch.optim.Optimizer):
         if value is None:
             return rate_of(self.rule_of(group), group["rate"])(group)
         if isinstance(value, str):
-            return rate_of(value, group["rate"])(group)
+            try:
+                return rate_of(value, group["rate"])(group)
+            except InvalidArgument as error:
+                raise InvalidArgument("rotation", error.rule, error.got, error.remedy) from None
         return value(group) if callable(value) else value
 
     # Steps.
@@ -207,7 +210,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
         """
         for group in self.param_groups:
             for param in group["params"]:
-                if group["zero_mean"] and self.is_rotational(group, param):
+                if group["zero_mean"] and param.requires_grad and self.is_rotational(group, param):
                     self._begin(param, group, self.state[param])
 
     @torch.no_grad()
@@ -228,17 +231,26 @@ class RotationalOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._refuse_sparse()
-        for group in self.param_groups:
-            self._step_group(group)
+        angles = [self._angle(group) for group in self.param_groups]
+        for group, angle in zip(self.param_groups, angles, strict=True):
+            self._step_group(group, angle)
         return loss
+
+    def _angle(self, group: Mapping[str, Any]) -> Any:
+        """eta_r of a group that has something to turn; None for others."""
+        if not any(param.grad is not None and self.is_rotational(group, param) for param in group["params"]):
+            return None
+        angle = self.rotation(group)
+        if not isinstance(angle, Tensor) and not 0 <= angle < math.inf:
+            raise InvalidArgument("rotation", "must lie in [0, inf) radians per step", angle, "nothing has changed in this step")
+        return angle
 
     def _refuse_sparse(self) -> None:
         for group in self.param_groups:
             if any(param.grad is not None and param.grad.is_sparse for param in group["params"]):
                 raise RuntimeError(f"{type(self).__name__} does not support sparse gradients: build the embedding with sparse=False")
 
-    def _step_group(self, group: dict[str, Any]) -> None:
-        angle = None
+    def _step_group(self, group: dict[str, Any], angle: Any) -> None:
         for param in group["params"]:
             if param.grad is None or param.numel() == 0:
                 continue
@@ -255,14 +267,17 @@ class RotationalOptimizer(torch.optim.Optimizer):
             rotational = self.is_rotational(group, param)
             if rotational:
                 self._begin(param, group, state)
-                angle = self.rotation(group) if angle is None else angle
+            else:
+                forget(state)
             self._step_param(param, group, state, rotational, angle)
 
     def _begin(self, param: Tensor, group: Mapping[str, Any], state: dict[str, Any]) -> None:
         """Give a parameter that is about to rotate for the first time its norms, and take the mean out."""
-        if "norm" in state:
-            return
         shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+        kept = tuple(1 if d in dims else size for d, size in enumerate(shape))
+        if "norm" in state and state["norm"].shape == kept:
+            return
+        forget(state, kept)
         vectors = param.view(shape) if shape == param.shape else param.unflatten(0, shape[:2])
         work = vectors.to(work_type(param))
         norm = centre_(work, dims) if group["zero_mean"] else norm_of(work, dims)
@@ -282,7 +297,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
         own = [name for name in PER_VECTOR if rotational and name in state]
         norm = None
         if rotational and group["norm"] == "equilibrium":
-            norm = norm_rate_of(self.rule_of(group), group["rate"])(group, math.prod(shape[d] for d in dims))
+            norm = self._norm(group, math.prod(shape[d] for d in dims))
         tensors = {"param": param, "grad": param.grad, **{name: state[name] for name in elementwise}}
         if shape != param.shape:
             tensors = {name: tensor.unflatten(0, shape[:2]) for name, tensor in tensors.items()}
@@ -298,22 +313,36 @@ class RotationalOptimizer(torch.optim.Optimizer):
             else:
                 if self.decay_in_direction:
                     grad = grad + decay * vectors
+                drive = norm_of(part["grad"], dims).to(vectors.dtype)
                 update = self.direction(grad, part, group, step)
                 turn_(
                     vectors, update, dims, part, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
-                    eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], norm=norm,
+                    eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], norm=norm, drive=drive,
                 )  # fmt: skip
             if residual is not None:
                 target.copy_(vectors)
                 residual.copy_(vectors.sub_(target))
 
+    def _norm(self, group: Mapping[str, Any], fan_in: int) -> float | None:
+        """The equilibrium norm of a group's vectors; None where there is none, as at lr 0: they then keep theirs."""
+        if not float(group["lr"]) or not float(group.get("weight_decay", 0)):
+            return None
+        norm = float(norm_rate_of(self.rule_of(group), group["rate"])(group, fan_in))
+        return norm if 0 < norm < math.inf else None
+
     # Saving.
+
+    def _complete(self) -> None:
+        """Give every group the options that it lacks: a state that torch's own optimizer or an older version saved has none."""
+        for group in self.param_groups:
+            for name, default in OPTIONS.items():
+                group.setdefault(name, self.defaults.get(name, default))
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; a ``rotation`` that is a function is left out, and stays as it is when a state is loaded."""
         saved = super().state_dict()
         for group in saved["param_groups"]:
-            if callable(group["rotation"]):
+            if callable(group.get("rotation")):
                 del group["rotation"]
         return saved
 
@@ -323,6 +352,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         for group, rotation in zip(self.param_groups, rotations, strict=True):
             group.setdefault("rotation", rotation)
+        self._complete()
         ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         for key, param in zip(ids, params, strict=True):
@@ -360,6 +390,13 @@ def _lies(value: Any, low: float, limit: float) -> bool:
 
 def _plain_number(value: Any) -> Any:
     return float(value) if isinstance(value, Tensor) else value
+
+
+def forget(state: dict[str, Any], shape: tuple[int, ...] | None = None) -> None:
+    """Drop what is known of a parameter's vectors, but for speeds that still fit: it does not rotate, or in vectors of another shape."""
+    for name in PER_VECTOR:
+        if name in state and not (name == "speed" and shape in (None, tuple(state[name].shape))):
+            del state[name]
 
 
 def work_type(param: Tensor) -> torch.dtype:

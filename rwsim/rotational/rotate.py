@@ -66,7 +66,7 @@ def centre_(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def turn_(
     vectors: Tensor, update: Tensor, dims: tuple[int, ...], state: dict[str, Tensor], angle: Any, *, zero_mean: bool, decay: float,
-    eps: float, fixed_angle: bool, norm: Any = None, floor: float = 0.0,
+    eps: float, fixed_angle: bool, norm: Any = None, floor: float = 0.0, drive: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Turn vectors against an update, in place (Algorithm 1, lines 13 to 17).
 
@@ -74,8 +74,9 @@ def turn_(
         p <- p - eta_r ||p|| u / (sqrt(nu / (1 - beta^t)) + eps),    p <- n p / ||p||
 
     The angle of a step is atan(eta_r ||u|| / sqrt(nu^)): eta_r in the root mean square, a third of its cube aside. A vector whose
-    projected update is zero, or what rounding leaves of an update along p and (1, ..., 1), or too large to be squared, is not hit: it
-    stays as it is, and neither nu nor its count t take notice, so that a rarely hit row turns by eta_r when it is.
+    projected update is zero, or what rounding leaves of an update along p and (1, ..., 1), or too large to be squared, stays as it is. nu
+    and its count t take notice of steps with a gradient only, so that a row that has one rarely turns by eta_r then; in between old
+    momentum may turn it on, by less and less.
 
     Args:
         vectors: p.
@@ -89,6 +90,7 @@ def turn_(
         fixed_angle: Turn by exactly eta_r: p cos eta_r - n sin eta_r u / ||u||. nu is not used.
         norm: The new n; None keeps the old.
         floor: Size of the update's own rounding, in units of ||p||.
+        drive: The gradients' norms, one a vector; None: every vector has one. Where it is NaN the vector becomes NaN.
     """
     kind = torch.finfo(vectors.dtype)
     length = norm_of(vectors, dims)
@@ -104,9 +106,15 @@ def turn_(
     left.addcmul_(along.abs(), length, value=_ROUNDING * kind.eps)
     update.addcmul_(vectors, along, value=-1)
     size = norm_of(update, dims)
-    hit = (size > left).logical_and_(size < math.inf)
+    size_sq = size.square()
+    hit = (size > left).logical_and_(size_sq < math.inf)
+    counted = hit if drive is None else hit.logical_and(drive > 0)
+    if not fixed_angle:
+        state["hits"].add_(counted)
+        hit = hit.logical_and(state["hits"] > 0)
     missed = hit.logical_not()
     size.masked_fill_(missed, 0.0)
+    size_sq.masked_fill_(missed, 0.0)
     if "speed" in state:
         angle = angle * state["speed"]
     if fixed_angle:
@@ -115,8 +123,7 @@ def turn_(
         after = length
     else:
         tracked, hits = state["update_norm_sq"], state["hits"]
-        hits.add_(hit)
-        tracked.lerp_(size.square(), hit.to(size.dtype).mul_(1 - decay))
+        tracked.lerp_(size_sq, counted.to(size.dtype).mul_(1 - decay))
         root = (tracked / (1 - decay**hits)).sqrt_().add_(eps)
         kept, factor = None, length / root * angle
         # Orthogonal to p: Pythagoras gives the new length.
@@ -127,5 +134,8 @@ def turn_(
     else:
         scale = target.fill_(norm) / torch.where(missed, length, after).clamp_min_(kind.tiny)
     factor = factor.mul_(scale).masked_fill_(missed, 0.0)
+    if drive is not None:
+        # A sign hides it.
+        factor.masked_fill_(drive.isnan(), math.nan)
     vectors.mul_(scale if kept is None else torch.where(missed, scale, scale * kept))
     vectors.addcmul_(update, factor, value=-1)

@@ -3,7 +3,7 @@
 import torch
 
 from rwsim.errors import InvalidArgument
-from rwsim.rotational.optimizer import RotationalOptimizer
+from rwsim.rotational.optimizer import RotationalOptimizer, work_type
 from rwsim.rotational.rotate import layout
 from rwsim.rotational.wrapper import RotationalWrapper
 
@@ -53,5 +53,4 @@ def set_speeds(
             speeds = torch.ones(count, dtype=torch.float64)
             speeds[:slow], speeds[slow:affected] = 1 / factor, factor
             order = torch.randperm(count, generator=generator)
-            work = torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
-            optimizer.state[param]["speed"] = speeds[order].reshape(kept).to(param.device, work)
+            optimizer.state[param]["speed"] = speeds[order].reshape(kept).to(param.device, work_type(param))

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from rwsim.errors import InvalidArgument
-from rwsim.rotational.optimizer import OPTIONS, PER_VECTOR, RotationalOptimizer, placed, work_type
-from rwsim.rotational.rotate import layout, turn_
+from rwsim.rotational.optimizer import OPTIONS, PER_VECTOR, RotationalOptimizer, forget, placed, work_type
+from rwsim.rotational.rotate import layout, norm_of, turn_
 
 # How an inner optimizer's direction depends on the weights: not at all or along them; through decay in its gradient; otherwise.
 _FREE, _COUPLED, _DIFFERENCE = "free", "coupled", "difference"
+# Steps of a trial: enough for what happens every few steps.
+_TRIED = 12
 # Relative difference of float64 steps that is rounding.
 _ROUNDING = 1e-9
 
@@ -53,6 +55,9 @@ class RotationalWrapper(RotationalOptimizer):
         step = inspect.signature(type(optimizer).step).parameters
         if "closure" in step and step["closure"].default is inspect.Parameter.empty:
             raise InvalidArgument("optimizer", "must take its step without a closure", type(optimizer).__name__)
+        if isinstance(optimizer, RotationalOptimizer) or any(OPTIONS.keys() <= group.keys() for group in optimizer.param_groups):
+            rule = "must not be rotational, nor inside a RotationalWrapper, already"
+            raise InvalidArgument("optimizer", rule, type(optimizer).__name__, "wrap a plain torch optimizer, once")
         if rotation is None:
             remedy = "give a number, a rule's name such as 'adamw', or a function of the group"
             raise InvalidArgument("rotation", "must be given", None, remedy)
@@ -61,11 +66,11 @@ class RotationalWrapper(RotationalOptimizer):
                 remedy = "leave it out; the inner optimizer may have it"
                 raise InvalidArgument(name, "is not an option of RotationalWrapper", options[name], remedy)
         self.inner = optimizer
-        self._modes: dict[tuple[int, bool], str] = {}
+        self._modes: dict[tuple[Any, ...], str] = {}
         before = [dict(group) for group in optimizer.param_groups]
         try:
             # `maximize` is the inner optimizer's own, and a group may hold it.
-            super().__init__(optimizer.param_groups, {}, {**options, "rotation": rotation})
+            super().__init__(optimizer.param_groups, dict(optimizer.defaults), {**options, "rotation": rotation})
         except Exception:
             for group, old in zip(optimizer.param_groups, before, strict=True):
                 group.clear()
@@ -122,7 +127,7 @@ class RotationalWrapper(RotationalOptimizer):
     def centre(self) -> None:
         for group in self.param_groups:
             for param in group["params"]:
-                if group["zero_mean"] and self.is_rotational(group, param):
+                if group["zero_mean"] and param.requires_grad and self.is_rotational(group, param):
                     self._begin(param, group, {})
 
     @torch.no_grad()
@@ -132,10 +137,16 @@ class RotationalWrapper(RotationalOptimizer):
             with torch.enable_grad():
                 loss = closure()
         self._refuse_sparse()
+        self._complete()  # a group may have come through the inner optimizer
+        angles = {id(group): self._angle(group) for group in self.param_groups}
         turning = [
             (param, group) for group in self.param_groups for param in group["params"]
             if param.grad is not None and param.numel() and self.is_rotational(group, param)
         ]  # fmt: skip
+        turned = {id(param) for param, _ in turning}
+        for param in chain.from_iterable(group["params"] for group in self.param_groups):
+            if id(param) not in turned and param.grad is not None and param in self.state:
+                forget(self.state[param])
         begun: list[dict[str, Tensor]] = []
         for param, group in turning:
             # An optimizer that finds something in a parameter's state takes it for its own: ours goes there after its step.
@@ -158,7 +169,7 @@ class RotationalWrapper(RotationalOptimizer):
                 param.copy_(old)
                 param.grad = grad
         for (param, group), update, state in zip(turning, updates, begun, strict=True):
-            self._turn(param, update, group, state)
+            self._turn(param, update, group, state, angles[id(group)])
         return loss
 
     def _direction_of(self, param: Tensor, old: Tensor, group: Mapping[str, Any]) -> Tensor:
@@ -169,8 +180,10 @@ class RotationalWrapper(RotationalOptimizer):
         # Without a learning rate there is no step to tell a direction by.
         return (start - param.to(work)).div_(lr) if lr else torch.zeros_like(param, dtype=work)
 
-    def _turn(self, param: Tensor, update: Tensor, group: Mapping[str, Any], own: dict[str, Tensor]) -> None:
+    def _turn(self, param: Tensor, update: Tensor, group: Mapping[str, Any], own: dict[str, Tensor], angle: Any) -> None:
         state = self.state[param]
+        for name in PER_VECTOR:
+            state.pop(name, None)
         if work_type(param) != param.dtype:
             own["residual"] = state.get("residual", torch.zeros_like(param))
         state.update(own)
@@ -182,11 +195,14 @@ class RotationalWrapper(RotationalOptimizer):
             residual = own["residual"].view_as(target)
             vectors = target.float().add_(residual)
         # A difference of weights holds their rounding: a row that only decay has moved stands still.
+        assert param.grad is not None  # as in step
+        grad = param.grad if shape == param.shape else param.grad.unflatten(0, shape[:2])
+        drive = norm_of(grad, dims).to(vectors.dtype)
         exact = self._mode(group) != _DIFFERENCE or not group["lr"]
         floor = 0.0 if exact else torch.finfo(param.dtype).eps / float(group["lr"])
         turn_(
-            vectors, update, dims, own, self.rotation(group), zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
-            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor,
+            vectors, update, dims, own, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
+            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor, drive=drive,
         )  # fmt: skip
         if vectors is not target:
             target.copy_(vectors)
@@ -204,7 +220,8 @@ class RotationalWrapper(RotationalOptimizer):
 
     def _mode(self, group: Mapping[str, Any]) -> str:
         """How to take a group's direction: `_FREE`, `_COUPLED` or `_DIFFERENCE`."""
-        key = (id(group), bool(group.get("weight_decay", 0)))
+        flags = tuple(value for value in group.values() if isinstance(value, bool))
+        key = (id(group), bool(group.get("weight_decay", 0)), flags)
         if key not in self._modes:
             try:
                 self._modes[key] = self._tried(group)
@@ -215,10 +232,11 @@ class RotationalWrapper(RotationalOptimizer):
     def _tried(self, group: Mapping[str, Any]) -> str:
         generator = torch.Generator().manual_seed(0)
         device = group["params"][0].device
-        grads, one, other = (torch.randn(3, 3, 4, 6, generator=generator, dtype=torch.float64).to(device)).unbind()
+        grads, one, other = (torch.randn(3, _TRIED, 4, 6, generator=generator, dtype=torch.float64).to(device)).unbind()
         decay = 0.1 if group.get("weight_decay", 0) else 0.0
 
-        def steps(weights: Tensor, grads: Tensor) -> Tensor:
+        def steps(weights: Tensor, grads: Tensor) -> tuple[Tensor, list[Tensor]]:
+            """What it does to weights of each step, and what it remembers in the end."""
             scratch = torch.nn.Parameter(weights[0].clone())
             probe = copy(self.inner)
             probe.state = defaultdict(dict)
@@ -233,33 +251,42 @@ class RotationalWrapper(RotationalOptimizer):
                 # Not probe.step: a scheduler may have put a method of the real optimizer there.
                 type(self.inner).step(probe)
                 taken.append(scratch.detach() - weight)
-            return torch.stack(taken)
+            held = [x for x in probe.state[scratch].values() if isinstance(x, Tensor) and x.shape == scratch.shape]
+            return torch.stack(taken), held
 
-        found = steps(one, grads)
+        found, held = steps(one, grads)
         rounding = _ROUNDING * float(found.abs().max())
-        apart, between = found - steps(other, grads), one - other
+
+        def alike(others: list[Tensor]) -> bool:
+            return all(torch.allclose(x, y, rtol=_ROUNDING, atol=rounding) for x, y in zip(held, others, strict=True))
+
+        elsewhere, remembered = steps(other, grads)
+        apart, between = found - elsewhere, one - other
         along = (apart * between).sum((1, 2), keepdim=True) / (between * between).sum((1, 2), keepdim=True)
-        if float((apart - along * between).abs().max()) <= rounding:
+        # An average of weights, say, must not see weights of zero.
+        if float((apart - along * between).abs().max()) <= rounding and alike(remembered):
             return _FREE
         coupled = grads + (-decay if group.get("maximize") else decay) * one
-        if decay and float((steps(torch.zeros_like(one), coupled) - found).abs().max()) <= rounding:
+        from_zero, remembered = steps(torch.zeros_like(one), coupled)
+        if decay and float((from_zero - found).abs().max()) <= rounding and alike(remembered):
             return _COUPLED
         return _DIFFERENCE
 
     def state_dict(self) -> dict[str, Any]:
         saved = self.inner.state_dict()
         for group in saved["param_groups"]:
-            if callable(group["rotation"]):
+            if callable(group.get("rotation")):
                 del group["rotation"]
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        rotations = [group["rotation"] for group in self.param_groups]
+        rotations = [group.get("rotation", self.defaults["rotation"]) for group in self.param_groups]
         # torch's optimizers would share their state with what they load.
         self.inner.load_state_dict({**state_dict, "state": deepcopy(state_dict["state"])})
         self._modes.clear()
         for group, rotation in zip(self.param_groups, rotations, strict=True):
             group.setdefault("rotation", rotation)
+        self._complete()
         ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         for key, param in zip(ids, params, strict=True):
