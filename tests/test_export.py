@@ -94,7 +94,7 @@ def test_trajectory_is_the_classs_bitwise(adamw, dtype):
     for kind in (made, RotationalAdamW):
         generator = torch.Generator().manual_seed(3)
         # Larger than a block of the CPU path, an odd shape, and a vector that does not rotate.
-        params = [torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in ((700, 130), (6, 3, 3, 3), (9,))]
+        params = [torch.nn.Parameter(torch.randn(s, generator=generator).to(dtype)) for s in ((1400, 800), (6, 3, 3, 3), (9,))]
         optimizer = kind(params, lr=1e-2, weight_decay=0.3)
         for step in range(30):
             optimizer.param_groups[0]["lr"] = 1e-2 * (step % 7)
@@ -115,7 +115,7 @@ def test_verify_repeats_and_rejects_a_changed_constant(adamw, tmp_path):
     assert verify(path).passed
     text = path.read_text()
     for change in (
-        ("1 << 17", "1 << 16"),
+        ("1 << 19", "1 << 16"),
         ("beta2**step", "beta2**(step + 1)"),
         ('"seed": 0', '"seed": 1'),
         ("MIT License", "MIT Licence"),
@@ -252,7 +252,7 @@ def test_command_line(tmp_path, capsys):
     before = out.read_text()
     assert run(["export", "sgd", "-o", str(out), "--quiet"]) == 0, "its own file is replaced"
     assert capsys.readouterr().out == "" and out.read_text() == before, "the same file again"
-    out.write_text(before.replace("1 << 17", "1 << 16"))
+    out.write_text(before.replace("1 << 19", "1 << 16"))
     assert run(["verify", str(out)]) == 1
     assert "its hash differs" in capsys.readouterr().out
 
