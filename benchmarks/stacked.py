@@ -85,7 +85,7 @@ class Networks(nn.Module):
 
     def stacked(self, name: str) -> Tensor:
         """A parameter of all networks."""
-        every = [part[name] for part in self.parts]  # type: ignore[index]
+        every = [part[name] for part in self.parts]  # type: ignore[index]  # a ModuleList is typed as holding any module
         return every[0] if len(every) == 1 else torch.cat(every)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import ast
 import importlib
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rwsim.errors import InvalidArgument
@@ -152,10 +152,10 @@ def bundle(sources: Mapping[str, str], wanted: Sequence[tuple[str, str]], replac
     return "\n".join([*plain, *_merged(line for line in imports if line.startswith("from "))]) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
 
 
-def _merged(lines: object) -> list[str]:
+def _merged(lines: Iterable[str]) -> list[str]:
     """Imports from one module in one line."""
     names: dict[str, list[str]] = {}
-    for line in sorted(lines):  # type: ignore[call-overload]
+    for line in sorted(lines):
         module, _, name = line.removeprefix("from ").partition(" import ")
         names.setdefault(module, []).append(name)
     return [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(names.items())]

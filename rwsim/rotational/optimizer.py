@@ -51,8 +51,8 @@ class RotationalOptimizer(torch.optim.Optimizer):
     - ``maximize``: follow the gradient.
 
     State of a parameter: ``step``, the inner optimizer's buffers, and one entry a vector of ``norm``, ``update_norm_sq`` and ``hits`` (the
-    steps that moved it). bf16 and fp16 parameters have float32 state, and ``residual``: what the parameter could not hold, so that steps
-    below its resolution add up.
+    steps with a gradient that moved it). bf16 and fp16 parameters have float32 state, and ``residual``: what the parameter could not
+    hold, so that steps below its resolution add up.
 
     A vector of zeros has no direction: it stays zero, with a warning. One of equal entries keeps its mean. What `step` finds without a
     gradient it skips; gradients are never written.
@@ -74,7 +74,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=inspect.Parameter.empty if value is ... else value)
                 for name, value in more if name not in taken
             ]  # fmt: skip
-            cls.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+            cls.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # what inspect reads, unknown to mypy
 
     @classmethod
     def hyper_shown(cls) -> Mapping[str, Any]:
@@ -100,7 +100,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
 
     def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
         """What the inner optimizer would subtract, over lr and without decay: a new tensor. Buffers change in place, `grad` does not."""
-        raise NotImplementedError
+        raise NotImplementedError("a rotational optimizer must define `direction`")  # reached only by a subclass without one
 
     def plain_(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> None:
         """The inner optimizer's own step, in place."""
@@ -128,10 +128,9 @@ class RotationalOptimizer(torch.optim.Optimizer):
 
     def _check(self, group: dict[str, Any]) -> None:
         self.check_hyper(group)
-        for name, least in (("update_norm_decay_factor", 0.0), ("rotational_eps", 0.0)):
-            limit = 1.0 if name == "update_norm_decay_factor" else math.inf
-            if not _lies(group[name], least, limit):
-                raise InvalidArgument(name, f"must lie in [{least:g}, {limit:g})", group[name], f"the default is {OPTIONS[name]}")
+        for name, limit in (("update_norm_decay_factor", 1.0), ("rotational_eps", math.inf)):
+            if not _lies(group[name], 0.0, limit):
+                raise InvalidArgument(name, f"must lie in [0, {limit:g})", group[name], f"the default is {OPTIONS[name]}")
         if group["norm"] not in ("initial", "equilibrium"):
             raise InvalidArgument("norm", "must be one of initial, equilibrium", group["norm"])
         if group["rate"] not in ("paper", "exact"):
@@ -340,7 +339,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's; a ``rotation`` that is a function is left out, and stays as it is when a state is loaded."""
-        saved = super().state_dict()
+        saved = self._saved()
         for group in saved["param_groups"]:
             if callable(group.get("rotation")):
                 del group["rotation"]
@@ -348,8 +347,8 @@ class RotationalOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but state keeps its precision under bf16 and fp16 parameters, and shares nothing with what was loaded."""
-        rotations = [group["rotation"] for group in self.param_groups]
-        super().load_state_dict(state_dict)
+        rotations = [group.get("rotation", self.defaults["rotation"]) for group in self.param_groups]
+        self._load(state_dict)
         for group, rotation in zip(self.param_groups, rotations, strict=True):
             group.setdefault("rotation", rotation)
         self._complete()
@@ -357,8 +356,20 @@ class RotationalOptimizer(torch.optim.Optimizer):
         params = chain.from_iterable(group["params"] for group in self.param_groups)
         for key, param in zip(ids, params, strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
-                if isinstance(value, Tensor):
-                    self.state[param][name] = placed(name, value, param)
+                if isinstance(value, Tensor) and self._is_own(name):
+                    self.state[param][name] = _placed(name, value, param)
+
+    # What a wrapper leaves to the optimizer inside it.
+
+    def _saved(self) -> dict[str, Any]:
+        return super().state_dict()
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+
+    def _is_own(self, name: str) -> bool:
+        """Whether an entry of a parameter's state is kept in the precision that it was saved in."""
+        return True
 
 
 _COUPLED: dict[type[UpdateRule], bool] = {}
@@ -404,7 +415,7 @@ def work_type(param: Tensor) -> torch.dtype:
     return torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
 
 
-def placed(name: str, value: Tensor, param: Tensor) -> Tensor:
+def _placed(name: str, value: Tensor, param: Tensor) -> Tensor:
     """A copy of a saved state tensor beside its parameter."""
     if name == "step":
         return value.clone()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rwsim.errors import InvalidArgument
-from rwsim.rotational.optimizer import OPTIONS, PER_VECTOR, RotationalOptimizer, forget, placed, work_type
+from rwsim.rotational.optimizer import OPTIONS, PER_VECTOR, RotationalOptimizer, forget, work_type
 from rwsim.rotational.rotate import layout, norm_of, turn_
 
 # How an inner optimizer's direction depends on the weights: not at all or along them; through decay in its gradient; otherwise.
@@ -272,24 +272,13 @@ class RotationalWrapper(RotationalOptimizer):
             return _COUPLED
         return _DIFFERENCE
 
-    def state_dict(self) -> dict[str, Any]:
-        saved = self.inner.state_dict()
-        for group in saved["param_groups"]:
-            if callable(group.get("rotation")):
-                del group["rotation"]
-        return saved
+    def _saved(self) -> dict[str, Any]:
+        return self.inner.state_dict()
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        rotations = [group.get("rotation", self.defaults["rotation"]) for group in self.param_groups]
+    def _load(self, state_dict: dict[str, Any]) -> None:
         # torch's optimizers would share their state with what they load.
         self.inner.load_state_dict({**state_dict, "state": deepcopy(state_dict["state"])})
         self._modes.clear()
-        for group, rotation in zip(self.param_groups, rotations, strict=True):
-            group.setdefault("rotation", rotation)
-        self._complete()
-        ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        params = chain.from_iterable(group["params"] for group in self.param_groups)
-        for key, param in zip(ids, params, strict=True):
-            for name, value in state_dict["state"].get(key, {}).items():
-                if name in (*PER_VECTOR, "residual"):
-                    self.state[param][name] = placed(name, value, param)
+
+    def _is_own(self, name: str) -> bool:
+        return name in (*PER_VECTOR, "residual")
