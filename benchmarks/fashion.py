@@ -28,10 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.command import Parser, at_least, device_of, heading, write_csv
 from benchmarks.idx import FOLDER, Images, load
-from benchmarks.stacked import CHANNELS, Networks, accuracy, train
+from benchmarks.stacked import CHANNELS, Networks, accuracy, angle_sq, train
 from rwsim.errors import InvalidArgument
 from rwsim.rotational import RotationalAdamW, RotationalLion, RotationalOptimizer, RotationalSGDM
 from rwsim.rotational.rate import rotation_rate
@@ -77,15 +78,15 @@ CONTESTS: dict[str, Contest] = {
     "lion": Contest(partial(RotationalLion, rotational=False), RotationalLion, (5e-4, 1e-3, 2e-3, 4e-3), (0.3, 1.0, 3.0)),
 }
 # The last: Algorithm 1 with a learned gain on each neuron of the head, as section 4 of the paper offers for scale-sensitive weights.
-# MATCHED also turns as fast as the baseline was measured to, over what theory predicts for it.
-BASELINE, VARIANT, GAINED, MATCHED = "baseline", "rotational", "head gain", "head gain, matched"
+BASELINE, VARIANT, GAINED = "baseline", "rotational", "head gain"
+# End of the name of a variant whose layers turn, step by step, as those of the baseline were measured to.
+REPLAYED = ", replayed"
 _PLAIN, _UNCENTRED = {"rotational": False}, {"zero_mean": False}
 # What a variant changes: options of the first convolution, of the other convolutions, of the head. The first is Algorithm 1 as it stands;
 # the others take parts of it back, to see which costs what.
 VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     VARIANT: {},
     GAINED: {},
-    MATCHED: {},
     "head plain": {"head": _PLAIN},
     "head uncentred": {"head": _UNCENTRED},
     "first uncentred": {"first": _UNCENTRED},
@@ -93,6 +94,9 @@ VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "uncentred": {"first": _UNCENTRED, "middle": _UNCENTRED, "head": _UNCENTRED},
     "uncentred, head plain": {"first": _UNCENTRED, "middle": _UNCENTRED, "head": _PLAIN},
     "first uncentred, head plain": {"first": _UNCENTRED, "head": _PLAIN},
+    "only first": {"middle": _PLAIN, "head": _PLAIN},
+    "head plain, replayed": {"head": _PLAIN},
+    "uncentred, head plain, replayed": {"first": _UNCENTRED, "middle": _UNCENTRED, "head": _PLAIN},
 }
 # The validation split is this share of the training images: 10,000 of 60,000. Its seeds are not those of the runs.
 _VALIDATION = 6
@@ -160,10 +164,10 @@ def _runs(names: Sequence[str], training: Images, test: Images, options: argpars
     print(_line("", BASELINE, VARIANT, "difference", "paired s.e.", "s.e.", "verdict"), flush=True)
     turns = []
     for name in names:
-        found = {BASELINE: run(name, BASELINE, training, test, options)}
+        turned = Turned() if any(variant.endswith(REPLAYED) for variant in options.variants) else None
+        found = {BASELINE: run(name, BASELINE, training, test, options, turned)}
         for variant in options.variants:
-            ratio = _rotation(found[BASELINE]) / found[BASELINE][0]["predicted_rotation"] if variant == MATCHED else 1.0
-            found[variant] = run(name, variant, training, test, options, ratio)
+            found[variant] = run(name, variant, training, test, options, turned)
             accuracies = ([row["test_accuracy"] for row in found[v]] for v in (BASELINE, variant))
             print(compared(name, *accuracies) + ("" if variant == VARIANT else f" ({variant})"), flush=True)
         rows += [row for each in found.values() for row in each]
@@ -173,18 +177,58 @@ def _runs(names: Sequence[str], training: Images, test: Images, options: argpars
     return rows
 
 
-def run(name: str, variant: str, training: Images, test: Images, options: argparse.Namespace, ratio: float = 1.0) -> list[dict[str, Any]]:
-    """One configuration, all its seeds; what rotates does so at `ratio` times the rate of theory."""
+class Turned:
+    """How a run's layers turned, step by step: RMS over the neurons of all networks, one list a parameter group of one tensor."""
+
+    def __init__(self) -> None:
+        self.angles: list[list[Tensor]] = []
+
+    def record(self, optimizer: torch.optim.Optimizer) -> None:
+        """Listen to an optimizer."""
+        layers = [group["params"][0] for group in optimizer.param_groups if len(group["params"]) == 1]
+        self.angles = [[] for _ in layers]
+        before: list[Tensor] = []
+
+        def keep(*_: Any) -> None:
+            before[:] = [param.detach().clone() for param in layers]
+
+        def note(*_: Any) -> None:
+            for angles, old, param in zip(self.angles, before, layers, strict=True):
+                # The head is (network, class, feature).
+                old, new = (x.flatten(0, -2) if x.dim() == 3 else x for x in (old, param.detach()))
+                angles.append(angle_sq(old, new, 1).sqrt())
+
+        optimizer.register_step_pre_hook(keep)
+        optimizer.register_step_post_hook(note)
+
+    def replay(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer of the same groups turn so."""
+        layers = [group for group in optimizer.param_groups if len(group["params"]) == 1]
+        steps = zip(*self.angles, strict=True)
+
+        def set_next(*_: Any) -> None:
+            for group, angle in zip(layers, next(steps), strict=True):
+                group["rotation"] = angle.view(())
+
+        optimizer.register_step_pre_hook(set_next)
+
+
+def run(
+    name: str, variant: str, training: Images, test: Images, options: argparse.Namespace, turned: Turned | None = None
+) -> list[dict[str, Any]]:
+    """One configuration, all its seeds. The baseline is recorded in `turned`; a variant of that name replays it."""
     contest, setting = CONTESTS[name], SETTINGS[name]
     seeds = range(options.seeds)
-    networks = Networks(seeds, channels=CHANNELS, device=training.pixels.device, gained=variant in (GAINED, MATCHED))
+    networks = Networks(seeds, channels=CHANNELS, device=training.pixels.device, gained=variant == GAINED)
     make = contest.baseline if variant == BASELINE else contest.variant
     optimizer = make(networks.groups([(setting.lr, setting.weight_decay)], **VARIANTS.get(variant, {})), **contest.hyper)
     rate = rotation_rate(contest.variant.rule)
     if isinstance(optimizer, RotationalOptimizer):
         optimizer.centre()
-        for group in optimizer.param_groups if variant == MATCHED else ():
-            group["rotation"] = lambda group: ratio * rate(group)
+    if turned is not None and variant == BASELINE:
+        turned.record(optimizer)
+    elif turned is not None and variant.endswith(REPLAYED):
+        turned.replay(optimizer)
     found = train(networks, optimizer, training, options.epochs, options.batch, rate)
     return [
         {

@@ -77,7 +77,7 @@ class Networks(nn.Module):
             vectors = [param for name, param in part.items() if not name.startswith(("conv", "head"))]
             found += [
                 {"params": [part["conv0"]], "lr": lr, "weight_decay": decay, **first},
-                {"params": convolutions, "lr": lr, "weight_decay": decay, **middle},
+                *({"params": [param], "lr": lr, "weight_decay": decay, **middle} for param in convolutions),
                 {"params": [part["head"]], "lr": lr, "weight_decay": decay, "neuron_dims": (0, 1), **head},
                 {"params": vectors, "lr": lr, "weight_decay": 0.0, "rotational": False},
             ]
@@ -173,7 +173,7 @@ def train(
     length = max(1, min(_WATCHED, steps // _WATCHED_PART))
     watched = range((steps - length) // 2, (steps - length) // 2 + length)
     middle = f"conv{len(networks.channels) // 2}"
-    angle_sq = torch.zeros(networks.count, device=device, dtype=networks.dtype)
+    turned_sq = torch.zeros(networks.count, device=device, dtype=networks.dtype)
     predicted_sq = 0.0
     networks.train()
     _wait(device)
@@ -196,14 +196,14 @@ def train(
             optimizer.step()
             total += losses.detach()
             if before is not None:
-                angle_sq += _angle_sq(before, networks.stacked(middle).detach(), networks.count)
+                turned_sq += angle_sq(before, networks.stacked(middle).detach(), networks.count)
                 predicted_sq += rate(optimizer.param_groups[0]) ** 2 if rate else math.nan
         loss = (total / an_epoch).tolist()
         if strict and not all(map(math.isfinite, loss)):
             some = [seeds[i % len(seeds)] for i, value in enumerate(loss) if not math.isfinite(value)]
             raise RwsimError(f"training diverged: the loss of seed {some[0]} is not finite by step {(epoch + 1) * an_epoch}.")
     _wait(device)
-    rotation = (angle_sq / len(watched)).sqrt().tolist()
+    rotation = (turned_sq / len(watched)).sqrt().tolist()
     return Training(loss, rotation, math.sqrt(predicted_sq / len(watched)), time.perf_counter() - began)
 
 
@@ -241,7 +241,7 @@ def _normalized(pixels: Tensor, dtype: torch.dtype) -> Tensor:
     return pixels.to(dtype).div_(255).sub_(_MEAN).div_(_DEVIATION).unsqueeze(1)
 
 
-def _angle_sq(before: Tensor, after: Tensor, count: int) -> Tensor:
+def angle_sq(before: Tensor, after: Tensor, count: int) -> Tensor:
     """Mean squared angle over the neurons of each network; by the chord, since a cosine loses small angles."""
     before, after = (F.normalize(x.flatten(1), dim=1, eps=0.0) for x in (before, after))
     chord = (after - before).norm(dim=1)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import fashion
-from benchmarks.fashion import CONTESTS, SETTINGS, compared, main
+from benchmarks.fashion import CONTESTS, SETTINGS, Turned, compared, main
 from benchmarks.idx import Images, load
 from benchmarks.stacked import Networks, accuracy, factor, train
 from rwsim.rotational import RotationalSGDM
@@ -98,10 +98,10 @@ def test_the_network_is_torchs():
 def test_matrices_decay_and_rotate_and_vectors_do_not():
     networks = Networks((0, 1), channels=CHANNELS)
     groups = networks.groups([(0.1, 0.2)])
-    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.2), (2, 0.2), (1, 0.2), (7, 0.0)]
+    assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.2), (1, 0.2), (1, 0.2), (1, 0.2), (7, 0.0)]
     optimizer = CONTESTS["sgdm"].variant(groups, momentum=0.9)
     turns = [[optimizer.is_rotational(group, param) for param in group["params"]] for group in optimizer.param_groups]
-    assert [set(one) for one in turns] == [{True}, {True}, {True}, {False}]
+    assert [set(one) for one in turns] == [{True}, {True}, {True}, {True}, {False}]
 
 
 def test_rotation_is_measured():
@@ -111,6 +111,25 @@ def test_rotation_is_measured():
     found = train(networks, optimizer, images(100), epochs=2, batch=16, rate=lambda group: 2 * group["rotation"])
     assert found.rotation == pytest.approx([0.01, 0.01], rel=1e-9) and found.predicted == pytest.approx(0.02)
     assert math.isnan(train(networks, optimizer, images(100), epochs=1, batch=16).predicted)
+
+
+def test_a_baselines_rotation_is_replayed():
+    """Step by step: what turned by exactly these angles turns by them again, each layer by its own."""
+    networks = [Networks((0, 1), channels=CHANNELS, dtype=torch.float64) for _ in range(2)]
+    optimizers = [RotationalSGDM(one.groups([(0.1, 1e-3)]), momentum=0.9, fixed_angle=True) for one in networks]
+    for place, group in enumerate(optimizers[0].param_groups):
+        group["rotation"] = lambda group, place=place: 0.1 * (place + 1) * group["lr"]
+    found, again = Turned(), Turned()
+    found.record(optimizers[0])
+    found.replay(optimizers[1])
+    again.record(optimizers[1])
+    for one, optimizer in zip(networks, optimizers, strict=True):
+        optimizer.centre()
+        train(one, optimizer, images(100), epochs=2, batch=16)
+    assert [len(angles) for angles in found.angles] == [12] * 4
+    expected = [[0.01 * (place + 1) * factor(step, 12) for step in range(12)] for place in range(4)]
+    for turned in (found, again):
+        torch.testing.assert_close(torch.tensor(turned.angles, dtype=torch.float64), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_schedule():

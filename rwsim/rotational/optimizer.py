@@ -17,7 +17,7 @@ from rwsim.rotational.lookup import norm_rate_of, rate_of
 from rwsim.rotational.rotate import centre_, layout, norm_of, turn_
 
 # Elements of a tensor that a step works on at a time on a CPU, for each thread: what it reads and writes stays in the cache.
-_BLOCK = 1 << 19
+_BLOCK = 1 << 18
 
 OPTIONS: Mapping[str, Any] = {
     "rotation": None, "rate": "paper", "rotational": None, "per_neuron": True, "neuron_dims": (0,), "blocks": 1, "zero_mean": True,
