@@ -281,6 +281,20 @@ def test_norms_are_kept_and_means_stay_out(name, shape, extra, seed):
         assert float((now.mean(1) if extra["per_neuron"] else now.mean()).abs().max()) < 1e-14 * float(kept.max())
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", ["adam", "wrapped sgd"])
+def test_means_stay_out_where_decay_is_the_direction(name, dtype):
+    """Updates that point along the weights, 200 times: what rounding leaves of a mean does not grow with them."""
+    param = parameter(8, 32, dtype=dtype)
+    optimizer = CLASSES[name]([param], rotation=0.1, weight_decay=0.1)
+    feed = gradients(8, 32, dtype=dtype)
+    for _ in range(200):
+        param.grad = next(feed) * 1e-3
+        optimizer.step()
+    now = param.detach()
+    assert float((now.mean(1).abs() / now.square().mean(1).sqrt()).max()) < 32 * torch.finfo(dtype).eps
+
+
 @few
 @given(name=names, shape=shapes, seed=st.integers(0, 99))
 def test_a_step_is_orthogonal_to_the_weights_and_to_ones(name, shape, seed):

@@ -73,10 +73,12 @@ def turn_(
         u <- u - <u, p> / ||p||^2 p - mean u,    nu <- beta nu + (1 - beta) ||u||^2,
         p <- p - eta_r ||p|| u / (sqrt(nu / (1 - beta^t)) + eps),    p <- n p / ||p||
 
-    The angle of a step is atan(eta_r ||u|| / sqrt(nu^)): eta_r in the root mean square, a third of its cube aside. A vector whose
-    projected update is zero, or what rounding leaves of an update along p and (1, ..., 1), or too large to be squared, stays as it is. nu
-    and its count t take notice of steps with a gradient only, so that a row that has one rarely turns by eta_r then; in between old
-    momentum may turn it on, by less and less.
+    The angle of a step is atan(eta_r ||u|| / sqrt(nu^)): while ||u|| is steady eta_r in the root mean square, a third of its cube aside.
+    Over N steps in which nu grows by a factor q, the mean of (angle/eta_r)^2 is beta/(1 - beta) ln(q)/N larger.
+
+    A vector whose projected update is zero, or what rounding leaves of an update along p and (1, ..., 1), or too large to be squared, stays
+    as it is. nu and its count t take notice of steps with a gradient only, so that a row that has one rarely turns by eta_r then; in
+    between old momentum may turn it on, by less and less.
 
     Args:
         vectors: p.
@@ -98,11 +100,18 @@ def turn_(
     inverse_sq = length.square().clamp_min_(kind.tiny).reciprocal_()
     # What rounding may leave of what is projected out.
     left = length * floor
-    if zero_mean:
-        mean = update.mean(dims, keepdim=True)
-        update.sub_(mean)
-        left.add_(mean.abs_(), alpha=_ROUNDING * kind.eps * math.prod(vectors.shape[d] for d in dims) ** 0.5)
     along = (update * vectors).sum(dims, keepdim=True).mul_(inverse_sq)
+    if zero_mean:
+        # Out of what is subtracted of p too: its mean, which is rounding, would else grow by the factor 1 + eta_r <u, p>/(||u|| ||p||) in
+        # every step, and fill p within hundreds where decay in the direction is no smaller than the gradient.
+        count = math.prod(vectors.shape[d] for d in dims)
+        mean, own = update.mean(dims, keepdim=True), vectors.mean(dims, keepdim=True)
+        tilt = own * inverse_sq * count
+        # What is left of p without its mean: nothing of a constant vector, which needs no more than the mean taken out.
+        across = 1 - tilt * own
+        along = along.addcmul_(tilt, mean, value=-1).div_(across).masked_fill_(across <= _ROUNDING * kind.eps, 0.0)
+        left.add_(mean.abs(), alpha=_ROUNDING * kind.eps * count**0.5)
+        update.sub_(mean.addcmul_(along, own, value=-1))
     left.addcmul_(along.abs(), length, value=_ROUNDING * kind.eps)
     update.addcmul_(vectors, along, value=-1)
     size = norm_of(update, dims)
