@@ -6,8 +6,9 @@
 Every optimizer has parameters of its own; gradients are the same, fixed and shared. After a warm-up all take `--steps` steps
 in turn, `--repeats` times, so that a machine that slows down slows all of them, each time from another one on. The table gives
 the median time of a step, half of the range over the repeats, and the median over the repeats of the ratio to AdamW foreach of
-the same repeat; the optimizer's state in bytes a parameter; on CUDA also the most memory of a step: parameters, gradients,
-state and temporaries. A row that this device or torch cannot run says why.
+the same repeat; the optimizer's state in bytes a parameter; on CUDA also the most memory of a step (parameters, gradients,
+state and temporaries), and the time of a step over that of copying as many bytes as it reads and writes.
+A row that this device or torch cannot run says why.
 Exit 0 = measured, 2 = bad usage, 3 = interrupted or failed.
 """
 
@@ -44,21 +45,54 @@ def _linear(fan_in: int, fan_out: int) -> list[Shape]:
 
 
 # Width, blocks, tokens and positions.
-MODELS: dict[str, tuple[int, int, int, int]] = {"10m": (512, 3, 768, 256), "gpt2": (768, 12, 50257, 1024), "tiny": (8, 1, 16, 4)}
+MODELS: dict[str, tuple[int, int, int, int]] = {
+    "10m": (512, 3, 768, 256),
+    "gpt2": (768, 12, 50257, 1024),
+    "1b": (2048, 18, 50257, 1024),
+    "tiny": (8, 1, 16, 4),
+}
 
 _ADAMW: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.1}
 _SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9}
 REFERENCE = "AdamW foreach"
-OPTIMIZERS: dict[str, Callable[[list[dict]], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[list[dict]], Any]] = {
     REFERENCE: lambda groups: torch.optim.AdamW(groups, **_ADAMW, foreach=True),
     "AdamW for-loop": lambda groups: torch.optim.AdamW(groups, **_ADAMW, foreach=False, fused=False),
     "AdamW fused": lambda groups: torch.optim.AdamW(groups, **_ADAMW, fused=True),
     "SGD foreach": lambda groups: torch.optim.SGD(groups, **_SGD, foreach=True),
+    "SGD fused": lambda groups: torch.optim.SGD(groups, **_SGD, fused=True),
     "RotationalAdamW": lambda groups: RotationalAdamW(groups, **_ADAMW),
     "RotationalSGDM": lambda groups: RotationalSGDM(groups, **_SGD),
     "RotationalLion": lambda groups: RotationalLion(groups, lr=1e-4),
+    "RotationalLion graph": lambda groups: Captured(RotationalLion(groups, lr=1e-4, capturable=True)),
+    "RotationalSGDM graph": lambda groups: Captured(RotationalSGDM(groups, **_SGD, capturable=True)),
+    "RotationalAdamW plain": lambda groups: RotationalAdamW(groups, **_ADAMW, fused=False),
+    "RotationalAdamW graph": lambda groups: Captured(RotationalAdamW(groups, **_ADAMW, capturable=True)),
     "RotationalWrapper(AdamW)": lambda groups: RotationalWrapper(torch.optim.AdamW(groups, **_ADAMW, foreach=True), rotation="adamw"),
 }
+
+
+class Captured:
+    """An optimizer whose step is a replay of a CUDA graph; gradients stay where they are."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.inner = optimizer
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def state(self) -> Any:
+        return self.inner.state
+
+    def step(self) -> None:
+        if self.graph is None:
+            if not torch.cuda.is_available():
+                raise RuntimeError("CUDA graphs need CUDA")
+            self.inner.step()
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.inner.step()
+        self.graph.replay()
 
 
 @dataclass(frozen=True)
@@ -70,6 +104,7 @@ class Row:
         ratio: To the reference, the median over repeats.
         state: Bytes of its state.
         peak: Bytes of parameters, gradients, state and temporaries at most; None but on CUDA.
+        floor: Time of a step over that of moving its bytes at the bandwidth of a copy; None but on CUDA.
     """
 
     name: str
@@ -77,6 +112,7 @@ class Row:
     ratio: float | None = None
     state: int = 0
     peak: int | None = None
+    floor: float | None = None
     reason: str = ""
 
 
@@ -110,9 +146,9 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     size = f"{count:,} parameters in {len(shapes)} tensors, float32"
     print(f"{title}\n{model}: {size}; {options.repeats} repeats of {options.steps} steps\n", flush=True)
     rows = measure([name for name in OPTIMIZERS if name in options.rows], shapes, device, options.steps, options.repeats)
-    print(f"{'optimizer':<24}  {'ms a step':>10}  {'±':>6}  {'x AdamW foreach':>15}  {'state bytes':>11}  {'peak MiB':>9}")
+    print(f"{'optimizer':<24}  {'ms a step':>10}  {'±':>6}  {'x AdamW foreach':>15}  {'state bytes':>11}  {'peak MiB':>9}  {'x floor':>7}")
     print(*(_line(row, count) for row in rows), sep="\n")
-    print("\n±: half of the range over the repeats. state bytes: a parameter.")
+    print("\n±: half of the range over the repeats. state bytes: a parameter. x floor: over the time to copy as many bytes.")
     if options.out is not None:
         write_csv(options.out, [_record(row, title, model, count, options) for row in rows])
 
@@ -127,6 +163,7 @@ def measure(names: Sequence[str], shapes: Sequence[Shape], device: torch.device,
         first = turn % max(1, len(going))
         for number in range(len(going)):
             going[(first + number) % len(going)][0].repeat()
+    copying = _copying(device) if device.type == "cuda" else 0.0
     # `seconds` are in order of repeats, whoever began.
     reference = runs.get(REFERENCE)
     rows = []
@@ -138,10 +175,12 @@ def measure(names: Sequence[str], shapes: Sequence[Shape], device: torch.device,
         ratio = None
         if reference is not None and not isinstance(reference, str):
             ratio = statistics.median(mine / its for mine, its in zip(timing.seconds, reference[0].seconds, strict=True))
-        peak = None
+        peak = floor = None
         if device.type == "cuda":
             peak = 2 * _bytes(grads) + stepper.state + stepper.temporary(device)
-        rows.append(Row(name, timing, ratio, stepper.state, peak))
+            # Weights and state are read and written, gradients read.
+            floor = timing.median / timing.steps / ((3 * _bytes(grads) + 2 * stepper.state) * copying)
+        rows.append(Row(name, timing, ratio, stepper.state, peak, floor))
     return rows
 
 
@@ -153,7 +192,7 @@ class Stepper:
         params = [torch.randn(grad.shape, generator=draws, device=grad.device).mul_(0.02).requires_grad_() for grad in grads]
         for param, grad in zip(params, grads, strict=True):
             param.grad = grad
-        decay = 5e-4 if name in ("SGD foreach", "RotationalSGDM") else 1.0 if name == "RotationalLion" else 0.1
+        decay = 5e-4 if "SGD" in name else 1.0 if "Lion" in name else 0.1
         matrices, vectors = ([param for param in params if (param.dim() > 1) is kind] for kind in (True, False))
         self.optimizer = OPTIMIZERS[name]([{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}])
 
@@ -173,6 +212,21 @@ class Stepper:
         self(1)
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+
+
+def _copying(device: torch.device) -> float:
+    """Seconds a byte, read or written, of a copy on the device; the median of 20."""
+    source = torch.randn(1 << 28, device=device)
+    target = torch.empty_like(source)
+    found = []
+    for _ in range(25):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        target.copy_(source)
+        events[1].record()
+        torch.cuda.synchronize(device)
+        found.append(1e-3 * events[0].elapsed_time(events[1]))
+    return statistics.median(found[5:]) / (2 * _bytes([source]))
 
 
 def _built(name: str, grads: Sequence[Tensor], device: torch.device, steps: int) -> tuple[Timing, Stepper] | str:
@@ -198,8 +252,11 @@ def _line(row: Row, count: int) -> str:
         return f"{row.name:<24}  {row.reason}"
     peak = "-" if row.peak is None else f"{row.peak / 2**20:.0f}"
     ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+    floor = "-" if row.floor is None else f"{row.floor:.2f}"
     milliseconds = 1e3 * row.timing.median / row.timing.steps
-    return f"{row.name:<24}  {milliseconds:>10.3f}  {row.timing.spread:>6.1%}  {ratio:>15}  {row.state / count:>11.2f}  {peak:>9}"
+    return (
+        f"{row.name:<24}  {milliseconds:>10.3f}  {row.timing.spread:>6.1%}  {ratio:>15}  {row.state / count:>11.2f}  {peak:>9}  {floor:>7}"
+    )
 
 
 def _record(row: Row, title: str, model: str, count: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -207,10 +264,11 @@ def _record(row: Row, title: str, model: str, count: int, options: argparse.Name
     found: dict[str, Any] = dict.fromkeys(("ms_per_step", "spread", "state_bytes_per_parameter"), "")
     if timing is not None:
         found = {"ms_per_step": 1e3 * timing.median / timing.steps, "spread": timing.spread, "state_bytes_per_parameter": row.state / count}
-    ratio, peak = ("" if value is None else value for value in (row.ratio, row.peak))
+    ratio, peak, floor = ("" if value is None else value for value in (row.ratio, row.peak, row.floor))
     return {
-        "optimizer": row.name, **found, "ratio_to_adamw_foreach": ratio, "peak_bytes": peak, "reason": row.reason, "model": model,
-        "parameters": count, "steps": options.steps, "repeats": options.repeats, "run": " | ".join(title.splitlines()),
+        "optimizer": row.name, **found, "ratio_to_adamw_foreach": ratio, "peak_bytes": peak, "ratio_to_floor": floor,
+        "reason": row.reason, "model": model, "parameters": count, "steps": options.steps, "repeats": options.repeats,
+        "run": " | ".join(title.splitlines()),
     }  # fmt: skip
 
 

@@ -12,7 +12,8 @@ if not torch.cuda.is_available():
 # Past jaxtyping's import hook: Triton reads a kernel's source and cannot use a wrapped function.
 _finders = sys.meta_path[:]
 sys.meta_path[:] = [finder for finder in _finders if not type(finder).__module__.startswith("jaxtyping")]
-importlib.import_module("rwsim.walk.kernel")
+for _module in ("rwsim.walk.kernel", "rwsim.rotational.kernel"):
+    importlib.import_module(_module)
 sys.meta_path[:] = _finders
 
 # The walks here are small: a second thread gains nothing and, beside other work, costs a lot.

@@ -21,6 +21,23 @@ from rwsim.theory.rotation import FORMS
 _CLASSES: tuple[type[RotationalOptimizer], ...] = (RotationalSGDM, RotationalAdamW, RotationalAdam, RotationalLion)
 _ALSO: Mapping[str, tuple[str, ...]] = {"sgdm": ("nesterov",)}
 _NO_HASH = "0" * 64
+# In the place of `rwsim.rotational.paths`.
+_NO_PATHS = '''
+def check_paths(optimizer, group):
+    """This file has the plain path alone."""
+    if group.get("fused"):
+        raise ValueError(f"{type(optimizer).__name__} has no fused path: rwsim.rotational has it")
+
+
+def step_fast(optimizer, place, group, params, angle):
+    """This file has the plain path alone."""
+    return params
+
+
+def takes_scale(optimizer):
+    """Gradients are unscaled, and overflows found, before a step."""
+    return False
+'''
 
 LICENSE = """MIT License
 
@@ -109,13 +126,13 @@ def body(chosen: Subject) -> str:
     """All of the file below its header."""
     rates = _rates(chosen)
     if chosen.made in _CLASSES:
-        return bundle({}, [(chosen.made.__module__, chosen.name)], {"rwsim.rotational.lookup": rates})
+        return bundle({}, [(chosen.made.__module__, chosen.name)], {"rwsim.rotational.lookup": rates, "rwsim.rotational.paths": _NO_PATHS})
     where, sources = chosen.rule.__module__, {}
     if chosen.file is not None:
         where = chosen.file.name
         sources[where] = chosen.file.read_text()
     wanted = [(where, chosen.rule.__name__), ("rwsim.rotational.of_rule", "RuleOptimizer")]
-    text = bundle(sources, wanted, {"rwsim.rotational.lookup": rates})
+    text = bundle(sources, wanted, {"rwsim.rotational.lookup": rates, "rwsim.rotational.paths": _NO_PATHS})
     lines = [
         f"class {chosen.name}(RuleOptimizer):",
         f'    """The rotational {chosen.rule.name}."""',

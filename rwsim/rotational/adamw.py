@@ -10,7 +10,7 @@ from rwsim.optimizers.adamw import AdamW
 from rwsim.rotational.optimizer import Number, RotationalOptimizer
 
 
-def adam_direction(grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
+def adam_direction(grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: Number) -> Tensor:
     """m^ / (sqrt(v^) + eps), the bias-corrected averages of g and g^2."""
     beta1, beta2 = group["betas"]
     # Not lerp_, which is slow on a CPU.
@@ -54,5 +54,5 @@ class RotationalAdamW(RotationalOptimizer):
     ) -> None:  # fmt: skip
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}, options)
 
-    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
+    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: Number) -> Tensor:
         return adam_direction(grad, state, group, step)

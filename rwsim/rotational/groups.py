@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rwsim.errors import InvalidArgument
-from rwsim.rotational.optimizer import OPTIONS
+from rwsim.rotational.optimizer import OPTIONS, PATHS
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
@@ -38,8 +38,8 @@ def parameter_groups(
         [(1, 0.1, (0,)), (4, 0.0, (0,)), (1, 0.1, (1,))]
     """
     for name in options:
-        if name not in OPTIONS:
-            raise InvalidArgument(name, "is not an option of rotational optimizers", options[name], f"they take {', '.join(OPTIONS)}")
+        if name not in (known := {**OPTIONS, **PATHS}):
+            raise InvalidArgument(name, "is not an option of rotational optimizers", options[name], f"they take {', '.join(known)}")
     unused = set(special or {})
     groups: dict[str, dict[str, Any]] = {}
     for name, param, found in _parameters(model):

@@ -37,7 +37,7 @@ class RotationalLion(RotationalOptimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay}, options)
 
-    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
+    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: Number) -> Tensor:
         beta1, beta2 = group["betas"]
         momentum = state["exp_avg"]
         sign = momentum.mul(beta1).add_(grad, alpha=1 - beta1).sign_()

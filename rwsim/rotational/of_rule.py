@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rwsim.errors import UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
-from rwsim.rotational.optimizer import RotationalOptimizer
+from rwsim.rotational.optimizer import Number, RotationalOptimizer
 
 _EPS = 1e-8
 
@@ -30,14 +30,14 @@ class RuleOptimizer(RotationalOptimizer):
             self.rule(**given)  # says what must be given
         super().__init__(params, values, options)
 
-    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
+    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: Number) -> Tensor:
         hyper = SimpleNamespace(**{**{key: group[key] for key in self.rule.hyper}, "lr": 1.0, "weight_decay": 0.0})
         return -self._updated(torch.zeros_like(grad), grad, state, hyper, step)
 
-    def plain_(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> None:
+    def plain_(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: Number) -> None:
         param.copy_(self._updated(param, grad, state, SimpleNamespace(**{key: group[key] for key in self.rule.hyper}), step))
 
-    def _updated(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor], hyper: SimpleNamespace, step: float) -> Tensor:
+    def _updated(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor], hyper: SimpleNamespace, step: Number) -> Tensor:
         """The new weights; buffers change in place."""
         held = {name: state[name] for name in self.rule.state}
         after = self.rule.update(grad, SimpleNamespace(param=param, step=step, **held), hyper, torch)

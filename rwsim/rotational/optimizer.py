@@ -3,8 +3,9 @@
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -14,7 +15,8 @@ from torch import Tensor
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.rotational.lookup import norm_rate_of, rate_of
-from rwsim.rotational.rotate import centre_, layout, norm_of, turn_
+from rwsim.rotational.paths import check_paths, step_fast, takes_scale
+from rwsim.rotational.rotate import centre_, layout, norm_of, rounded_at_random, turn_
 
 # Elements of a tensor that a step works on at a time on a CPU, for each thread: what it reads and writes stays in the cache.
 _BLOCK = 1 << 18
@@ -23,6 +25,9 @@ OPTIONS: Mapping[str, Any] = {
     "rotation": None, "rate": "paper", "rotational": None, "per_neuron": True, "neuron_dims": (0,), "blocks": 1, "zero_mean": True,
     "update_norm_decay_factor": 0.9, "rotational_eps": 1e-8, "norm": "initial", "fixed_angle": False, "maximize": False,
 }  # fmt: skip
+# Of how a step is computed.
+PATHS: Mapping[str, Any] = {"fused": None, "capturable": False, "stochastic_rounding": False}
+_IS_SPARSE = attrgetter("is_sparse")
 # A hyperparameter: torch schedules tensors as well.
 Number = float | int | Tensor
 PER_VECTOR = ("norm", "update_norm_sq", "hits", "speed")
@@ -49,6 +54,9 @@ class RotationalOptimizer(torch.optim.Optimizer):
       group's hyperparameters (as lr goes to 0 so does that norm; where it is 0 the norm is kept).
     - ``fixed_angle``: turn by exactly eta_r in every step.
     - ``maximize``: follow the gradient.
+    - ``fused``: Triton kernels that read each vector once, on CUDA. None takes them where they apply; True insists.
+    - ``capturable``: keep the step count beside the parameter, so that a step can be captured in a CUDA graph (after one that was not).
+    - ``stochastic_rounding``: round bf16 weights up or down at random, without ``residual``; the same on every replica.
 
     State of a parameter: ``step``, the inner optimizer's buffers, and one entry a vector of ``norm``, ``update_norm_sq`` and ``hits`` (the
     steps with a gradient that moved it). bf16 and fp16 parameters have float32 state, and ``residual``: what the parameter could not
@@ -59,6 +67,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
     """
 
     rule: ClassVar[type[UpdateRule]]
+    options: ClassVar[Mapping[str, Any]] = {**OPTIONS, **PATHS}
     # Whether the decay of a rotational parameter goes through its gradient into the direction.
     decay_in_direction: ClassVar[bool] = False
 
@@ -68,7 +77,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
         own = [one for one in inspect.signature(cls.__init__).parameters.values() if one.name != "self"]
         shown = [one for one in own if one.kind != inspect.Parameter.VAR_KEYWORD]
         if len(shown) < len(own):
-            more = [*cls.hyper_shown().items(), *OPTIONS.items()]
+            more = [*cls.hyper_shown().items(), *cls.options.items()]
             taken = {one.name for one in shown}
             shown += [
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=inspect.Parameter.empty if value is ... else value)
@@ -83,10 +92,10 @@ class RotationalOptimizer(torch.optim.Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any], options: Mapping[str, Any]) -> None:
         for name in options:
-            if name not in OPTIONS:
-                known = ", ".join([*(key for key in defaults if key not in OPTIONS), *OPTIONS])
+            if name not in self.options:
+                known = ", ".join([*(key for key in defaults if key not in self.options), *self.options])
                 raise InvalidArgument(name, f"is not an option of {type(self).__name__}", options[name], f"it takes {known}")
-        super().__init__(params, {**defaults, **OPTIONS, **options})
+        super().__init__(params, {**defaults, **self.options, **options})
 
     # What a subclass says.
 
@@ -98,14 +107,14 @@ class RotationalOptimizer(torch.optim.Optimizer):
         """Names of the state tensors of a parameter's own shape."""
         return self.rule.state
 
-    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
+    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: Number) -> Tensor:
         """What the inner optimizer would subtract, over lr and without decay: a new tensor. Buffers change in place, `grad` does not."""
         raise NotImplementedError("a rotational optimizer must define `direction`")  # reached only by a subclass without one
 
-    def plain_(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> None:
+    def plain_(self, param: Tensor, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: Number) -> None:
         """The inner optimizer's own step, in place."""
         decay, lr = group["weight_decay"], group["lr"]
-        if coupled(self.rule_of(group)):
+        if self.decays_through_gradient(group):
             grad = grad.add(param * decay) if isinstance(decay, Tensor) or decay else grad
         else:
             param.mul_(1 - lr * decay)
@@ -147,6 +156,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
             reason = self._cannot(group, param)
             if reason and group["rotational"]:
                 raise InvalidArgument("rotational", f"cannot be True for a parameter of shape {tuple(param.shape)}: {reason}", True)
+        check_paths(self, group)
         if self._turns(group):
             rotation = self.rotation(group)
             if not _lies(rotation, 0.0, math.inf):
@@ -184,8 +194,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
         """Whether a parameter of a group rotates, by its option ``rotational`` or by default."""
         if group["rotational"] is not None:
             return bool(group["rotational"])
-        given = group["rotation"] is not None and not isinstance(group["rotation"], str)
-        return param.dim() > 1 and (given or bool(group.get("weight_decay", 0) != 0)) and not self._cannot(group, param)
+        return param.dim() > 1 and (_given(group) or _decays(group)) and not self._cannot(group, param)
 
     def rotation(self, group: Mapping[str, Any]) -> Any:
         """eta_r of a group as it is now, radians per step."""
@@ -229,15 +238,36 @@ class RotationalOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if torch.compiler.is_compiling():
+            for group in self.param_groups:
+                self._step_traced(group)
+            return loss
         self._refuse_sparse()
-        angles = [self._angle(group) for group in self.param_groups]
-        for group, angle in zip(self.param_groups, angles, strict=True):
-            self._step_group(group, angle)
+        stepping = [[param for param in group["params"] if param.grad is not None] for group in self.param_groups]
+        angles = [self._angle(group, params) for group, params in zip(self.param_groups, stepping, strict=True)]
+        for place, (group, params, angle) in enumerate(zip(self.param_groups, stepping, angles, strict=True)):
+            for param in step_fast(self, place, group, params, angle):
+                if param.grad is None or not param.numel():
+                    continue
+                state, rotational = self.prepare(param, group)
+                state["step"] += 1
+                self._step_param(param, param.grad, group, state, rotational, angle)
         return loss
 
-    def _angle(self, group: Mapping[str, Any]) -> Any:
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What torch.amp.GradScaler asks: whether a step reads the scale, and whether gradients overflowed, on the device."""
+        return takes_scale(self)
+
+    def decays_through_gradient(self, group: Mapping[str, Any]) -> bool:
+        """Whether the inner optimizer's decay of what does not rotate is part of its gradient."""
+        return coupled(self.rule_of(group))
+
+    def _angle(self, group: Mapping[str, Any], params: Sequence[Tensor]) -> Any:
         """eta_r of a group that has something to turn; None for others."""
-        if not any(param.grad is not None and self.is_rotational(group, param) for param in group["params"]):
+        # Without decay or a rotation nothing turns by default.
+        idle = group["rotational"] is None and not _given(group) and not _decays(group)
+        if idle or not any(self.is_rotational(group, param) for param in params):
             return None
         angle = self.rotation(group)
         if not isinstance(angle, Tensor) and not 0 <= angle < math.inf:
@@ -246,29 +276,72 @@ class RotationalOptimizer(torch.optim.Optimizer):
 
     def _refuse_sparse(self) -> None:
         for group in self.param_groups:
-            if any(param.grad is not None and param.grad.is_sparse for param in group["params"]):
+            if any(map(_IS_SPARSE, [param.grad for param in group["params"] if param.grad is not None])):
                 raise RuntimeError(f"{type(self).__name__} does not support sparse gradients: build the embedding with sparse=False")
 
-    def _step_group(self, group: dict[str, Any], angle: Any) -> None:
-        for param in group["params"]:
-            if param.grad is None or param.numel() == 0:
-                continue
-            state = self.state[param]
-            if "step" not in state:
-                state["step"] = torch.tensor(0.0)
-            work = work_type(param)
-            for name in self.buffers(group):
-                if name not in state:
-                    state[name] = torch.zeros_like(param, dtype=work, memory_format=torch.preserve_format)
-            if work != param.dtype and "residual" not in state:
-                state["residual"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+    def prepare(self, param: Tensor, group: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+        """A parameter's state, with all that a step needs in it, and whether it rotates."""
+        state = self.state[param]
+        if "step" not in state:
+            state["step"] = torch.zeros((), device=param.device if group["capturable"] else None)
+        elif group["capturable"] and state["step"].device != param.device:
+            state["step"] = state["step"].to(param.device)
+        work = work_type(param)
+        for name in self.buffers(group):
+            if name not in state:
+                state[name] = torch.zeros_like(param, dtype=work, memory_format=torch.preserve_format)
+        if group["stochastic_rounding"] and param.dtype == torch.bfloat16:
+            state.pop("residual", None)
+        elif work != param.dtype and "residual" not in state:
+            state["residual"] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        rotational = self.is_rotational(group, param)
+        if rotational:
+            self._begin(param, group, state)
+        else:
+            forget(state)
+        return state, rotational
+
+    def _init_group(self, group: dict[str, Any], tensors: list[Tensor]) -> str:
+        """Prepare a group for `_step_traced`, and put all its tensors into a list.
+
+        torch.compile runs a method of this name as it stands, and makes inputs of its graph of what is in the list.
+
+        Returns:
+            Where `_RATES` has the group's rate, then of each parameter "rotates?,name,name,...", with semicolons between.
+        """
+        rule = group["rotation"] if isinstance(group["rotation"], str) else self.rule_of(group)
+        lines = [f"{rule} {group['rate']}"]
+        # What is found out by trying rules is not for a compiler to follow.
+        self.decays_through_gradient(group)
+        if not _given(group) and lines[0] not in _RATES:
+            _RATES[lines[0]] = rate_of(rule, group["rate"])
+        with torch.no_grad():
+            for param in group["params"]:
+                if param.grad is None or not param.numel():
+                    continue
+                if param.grad.is_sparse:
+                    self._refuse_sparse()
+                state, rotational = self.prepare(param, group)
+                held = {"param": param, "grad": param.grad, **state}
+                lines.append(",".join(["yes" if rotational else "no", *held]))
+                tensors += held.values()
+        return ";".join(lines)
+
+    def _step_traced(self, group: dict[str, Any]) -> None:
+        """The step as torch.compile sees it: tensors in, operations on tensors."""
+        tensors: list[Tensor] = []
+        rate, *lines = self._init_group(group, tensors).split(";")
+        angle = None
+        if any(line.startswith("yes") for line in lines):
+            angle = self.rotation(group) if _given(group) else _RATES[rate](group)
+        first = 0
+        for line in lines:
+            rotates, *names = line.split(",")
+            state = dict(zip(names, tensors[first : first + len(names)], strict=True))
+            first += len(names)
+            param, grad = state.pop("param"), state.pop("grad")
             state["step"] += 1
-            rotational = self.is_rotational(group, param)
-            if rotational:
-                self._begin(param, group, state)
-            else:
-                forget(state)
-            self._step_param(param, group, state, rotational, angle)
+            self._step_param(param, grad, group, state, rotates == "yes", angle)
 
     def _begin(self, param: Tensor, group: Mapping[str, Any], state: dict[str, Any]) -> None:
         """Give a parameter that is about to rotate for the first time its norms, and take the mean out."""
@@ -286,25 +359,33 @@ class RotationalOptimizer(torch.optim.Optimizer):
         vectors.copy_(work)
         state["norm"], state["update_norm_sq"], state["hits"] = norm, torch.zeros_like(norm), torch.zeros_like(norm)
 
-    def _step_param(self, param: Tensor, group: Mapping[str, Any], state: dict[str, Any], rotational: bool, angle: Any) -> None:
+    def _step_param(
+        self, param: Tensor, grad: Tensor, group: Mapping[str, Any], state: dict[str, Any], rotational: bool, angle: Any
+    ) -> None:
         dims: tuple[int, ...]
         shape, dims = param.shape, ()
         if rotational:
             shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
-        step, decay = float(state["step"]), group["weight_decay"]
+        decay = group["weight_decay"]
+        # On the device where a graph is made of this; in float64, where 1 - beta^t keeps its digits.
+        step = state["step"].double() if group["capturable"] or torch.compiler.is_compiling() else float(state["step"])
         elementwise = [name for name in ("residual", *self.buffers(group)) if name in state]
         own = [name for name in PER_VECTOR if rotational and name in state]
         norm = None
         if rotational and group["norm"] == "equilibrium":
-            norm = self._norm(group, math.prod(shape[d] for d in dims))
-        tensors = {"param": param, "grad": param.grad, **{name: state[name] for name in elementwise}}
+            norm = self._norm(group, math.prod([shape[d] for d in dims]))
+        tensors = {"param": param, "grad": grad, **{name: state[name] for name in elementwise}}
         if shape != param.shape:
             tensors = {name: tensor.unflatten(0, shape[:2]) for name, tensor in tensors.items()}
         tensors |= {name: state[name] for name in own}
-        for part in _blocks(tensors, whole=0 in dims or param.device.type != "cpu"):
+        first = 0
+        for part in _blocks(tensors, whole=0 in dims or param.device.type != "cpu" or torch.compiler.is_compiling()):
             target, residual = part["param"], part.get("residual")
-            vectors = target if residual is None else target.float().add_(residual)
-            grad = part["grad"] if residual is None else part["grad"].float()
+            low = target.dtype != work_type(param)
+            vectors = target.float() if low else target
+            if residual is not None:
+                vectors.add_(residual)
+            grad = part["grad"].float() if low else part["grad"]
             if group["maximize"]:
                 grad = -grad
             if not rotational:
@@ -318,8 +399,12 @@ class RotationalOptimizer(torch.optim.Optimizer):
                     vectors, update, dims, part, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
                     eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], norm=norm, drive=drive,
                 )  # fmt: skip
-            if residual is not None:
+            if group["stochastic_rounding"] and target.dtype == torch.bfloat16:
+                target.copy_(rounded_at_random(vectors, first, step))
+                first += vectors.numel()
+            elif low:
                 target.copy_(vectors)
+            if residual is not None:
                 residual.copy_(vectors.sub_(target))
 
     def _norm(self, group: Mapping[str, Any], fan_in: int) -> float | None:
@@ -334,7 +419,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
     def _complete(self) -> None:
         """Give every group the options that it lacks: a state that torch's own optimizer or an older version saved has none."""
         for group in self.param_groups:
-            for name, default in OPTIONS.items():
+            for name, default in self.options.items():
                 group.setdefault(name, self.defaults.get(name, default))
 
     def state_dict(self) -> dict[str, Any]:
@@ -372,6 +457,8 @@ class RotationalOptimizer(torch.optim.Optimizer):
         return True
 
 
+# Rates that compiled steps use.
+_RATES: dict[str, Callable[[Mapping[str, Any]], Any]] = {}
 _COUPLED: dict[type[UpdateRule], bool] = {}
 
 
@@ -397,6 +484,16 @@ def _lies(value: Any, low: float, limit: float) -> bool:
         return low <= float(value) < limit
     except (TypeError, ValueError, RuntimeError):
         return False
+
+
+def _given(group: Mapping[str, Any]) -> bool:
+    return group["rotation"] is not None and not isinstance(group["rotation"], str)
+
+
+def _decays(group: Mapping[str, Any]) -> bool:
+    # The value of a tensor may be known on a device only.
+    decay = group.get("weight_decay", 0)
+    return isinstance(decay, Tensor) or decay != 0
 
 
 def _plain_number(value: Any) -> Any:
@@ -426,8 +523,7 @@ def _placed(name: str, value: Tensor, param: Tensor) -> Tensor:
 def _blocks(tensors: Mapping[str, Tensor], whole: bool) -> Iterator[dict[str, Tensor]]:
     """Parts of tensors along dimension 0, each of about `_BLOCK` elements a thread."""
     param = tensors["param"]
-    block = _BLOCK * torch.get_num_threads()
-    if whole or param.dim() == 0 or param.numel() <= block:
+    if whole or param.dim() == 0 or param.numel() <= (block := _BLOCK * torch.get_num_threads()):
         yield dict(tensors)
         return
     rows = max(1, block * param.shape[0] // param.numel())

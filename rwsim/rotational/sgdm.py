@@ -45,7 +45,7 @@ class RotationalSGDM(RotationalOptimizer):
     def buffers(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: float) -> Tensor:
+    def direction(self, grad: Tensor, state: Mapping[str, Tensor], group: Mapping[str, Any], step: Number) -> Tensor:
         if not group["momentum"]:
             return grad.clone()
         buffer = state["momentum_buffer"].mul_(group["momentum"]).add_(grad)

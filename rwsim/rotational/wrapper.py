@@ -51,6 +51,8 @@ class RotationalWrapper(RotationalOptimizer):
         >>> optimizer.step()
     """
 
+    options = OPTIONS
+
     def __init__(self, optimizer: torch.optim.Optimizer, rotation: Any, **options: Any) -> None:
         step = inspect.signature(type(optimizer).step).parameters
         if "closure" in step and step["closure"].default is inspect.Parameter.empty:
@@ -102,7 +104,7 @@ class RotationalWrapper(RotationalOptimizer):
         if not known:
             self.inner.add_param_group(param_group)
         group = param_group if known else self.inner.param_groups[-1]
-        for name in OPTIONS:
+        for name in self.options:
             group.setdefault(name, self.defaults[name])
         try:
             self._check(group)
@@ -138,7 +140,9 @@ class RotationalWrapper(RotationalOptimizer):
                 loss = closure()
         self._refuse_sparse()
         self._complete()  # a group may have come through the inner optimizer
-        angles = {id(group): self._angle(group) for group in self.param_groups}
+        angles = {
+            id(group): self._angle(group, [param for param in group["params"] if param.grad is not None]) for group in self.param_groups
+        }
         turning = [
             (param, group) for group in self.param_groups for param in group["params"]
             if param.grad is not None and param.numel() and self.is_rotational(group, param)

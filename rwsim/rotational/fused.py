@@ -1,0 +1,353 @@
+"""Fused steps: which parameters the Triton kernels take, and their launches.
+
+What does not change between steps (which tensors, their shapes, which program works on what) is kept in a `_Plan` for each
+parameter group. A step then compares addresses, and launches.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain
+from operator import is_
+from os import environ
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rwsim.rotational.rotate import layout
+
+# Elements of the longest vector that one program holds.
+_LONGEST = 8192
+# Elements of a program, about: of short vectors several share one.
+_PROGRAM = 1024
+# Elements of a warp: as many as registers hold. Measured on an H200, GPT-2's shapes: others were up to a fifth slower.
+_A_WARP = {"adam": 512, "lion": 512}
+_A_WARP_OF_SGD = 1024
+# Elements of a part of a longer one.
+_PART = 4096
+_PER_VECTOR = ("norm", "update_norm_sq", "hits", "speed")
+_DTYPES = {torch.float32, torch.bfloat16, torch.float16}
+# Options that decide what is launched; hyperparameters are arguments of the launch.
+_DECIDING = (
+    "rotational",
+    "per_neuron",
+    "neuron_dims",
+    "blocks",
+    "zero_mean",
+    "norm",
+    "fixed_angle",
+    "maximize",
+    "fused",
+    "stochastic_rounding",
+)
+
+
+def interpreted() -> bool:
+    """Whether Triton runs in its interpreter, on the CPU."""
+    return environ.get("TRITON_INTERPRET") == "1"
+
+
+def lacks(optimizer: Any, group: Mapping[str, Any], param: Tensor) -> str:
+    """What the kernels do not carry of a parameter, or nothing."""
+    if kind_of(optimizer, group) is None:
+        return f"the direction of {type(optimizer).__name__}"
+    if find_spec("triton") is None:
+        return "a machine without Triton"
+    if param.device.type != "cuda" and not interpreted():
+        return f"device {param.device.type}"
+    if param.dtype not in _DTYPES:
+        return str(param.dtype)
+    if not _dense(param, param) or (param.grad is not None and not _dense(param.grad, param)):
+        return "weights with gaps, or gradients in another order than the weights"
+    if type(param) not in (Tensor, torch.nn.Parameter):
+        return f"a {type(param).__name__}"
+    if optimizer.is_rotational(group, param):
+        if group["norm"] != "initial" or group["fixed_angle"]:
+            return "norm='equilibrium' and fixed_angle"
+        shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+        # Vectors one after the other: what indexes them comes first, and dimension 0 has the longest stride.
+        if dims != tuple(range(len(shape) - len(dims), len(shape))) or (not param.is_contiguous() and len(shape) - len(dims) > 1):
+            return "vectors that are not contiguous"
+    return ""
+
+
+def kind_of(optimizer: Any, group: Mapping[str, Any]) -> str | None:
+    """The kernels' name of an optimizer's direction; None if they have none."""
+    from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalSGDM
+
+    direction, plain = type(optimizer).direction, type(optimizer).plain_
+    if plain is not RotationalAdamW.plain_:
+        return None
+    if direction in (RotationalAdam.direction, RotationalAdamW.direction):
+        return "adam"
+    if direction is RotationalLion.direction:
+        return "lion"
+    if direction is RotationalSGDM.direction:
+        return "plain" if not group["momentum"] else "nesterov" if group["nesterov"] else "momentum"
+    return None
+
+
+def _dense(tensor: Tensor, like: Tensor) -> bool:
+    """Whether a tensor's elements lie in memory without gaps, in the order of another's."""
+    if like.is_contiguous():
+        return tensor.is_contiguous()
+    last = like.dim() == 4 and like.is_contiguous(memory_format=torch.channels_last)
+    return last and tensor.is_contiguous(memory_format=torch.channels_last)
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """Parameters of one launch.
+
+    Attributes:
+        what: ``rows``, ``parts`` or ``elements``.
+        constants: The kernel's constexprs.
+        warps: Of a program.
+        programs: A row for each program: place of its parameter in the table, then its first vector or element; of a part of a long
+            vector its vector, first element and place among `vectors`.
+        vectors: A row for each long vector: place, vector, its first part and the one after its last.
+    """
+
+    what: str
+    constants: dict[str, Any]
+    warps: int
+    programs: Tensor
+    vectors: Tensor
+
+
+class _Plan:
+    """The launches of one parameter group.
+
+    Args:
+        entries: (param, state, buffers, rotates) of each parameter.
+        left: Parameters with a gradient that the kernels do not carry.
+    """
+
+    def __init__(
+        self, optimizer: Any, group: Mapping[str, Any], entries: Sequence[tuple[Tensor, dict[str, Any], tuple[str, ...], bool]],
+        left: Sequence[Tensor],
+    ) -> None:  # fmt: skip
+        self.options, self.left = _deciding(group), list(left)
+        self.entries, self.kind = list(entries), kind_of(optimizer, group)
+        self.params = [param for param, _, _, _ in entries]
+        self.device = self.params[0].device
+        # One tensor, of which every parameter's step is a part: counting is one launch.
+        self.steps = torch.stack([state["step"].to(self.device) for _, state, _, _ in entries])
+        for (_, state, _, _), step in zip(entries, self.steps.unbind(), strict=True):
+            state["step"] = step
+        self.contiguous = all(map(Tensor.is_contiguous, self.params))
+        # Found again by their places: hashing hundreds of tensors takes as long as a step.
+        self.states = [state for _, state, _, _ in entries]
+        places = {id(state): place for place, state in enumerate(optimizer.state.values())}
+        self.places = [places[id(state)] for state in self.states]
+        self.held = list(chain.from_iterable(map(dict.values, self.states)))
+        self.addresses: list[int] = []
+        self.table = torch.empty(0)
+        self.spare: list[Tensor] = []
+        self.kept: list[Tensor] = []
+        self.buckets = list(self._buckets(optimizer, group))
+
+    def fits(self, params: Sequence[Tensor], state: Mapping[Tensor, dict[str, Any]]) -> bool:
+        """Whether the plan is of these parameters, with gradients in their order, and of the state that they have now."""
+        if len(params) != len(self.params) + len(self.left):
+            return False
+        if self.left:
+            left = set(map(id, self.left))
+            params = [param for param in params if id(param) not in left]
+        if not all(map(is_, params, self.params)):
+            return False
+        grads: list[Any] = [param.grad for param in params]
+        dense = all(map(Tensor.is_contiguous, grads)) if self.contiguous else all(map(_dense, grads, params))
+        every = list(state.values())
+        if not dense or len(every) <= max(self.places) or not all(map(is_, map(every.__getitem__, self.places), self.states)):
+            return False
+        held = list(chain.from_iterable(map(dict.values, self.states)))
+        return len(held) == len(self.held) and all(map(is_, held, self.held))
+
+    def _buckets(self, optimizer: Any, group: Mapping[str, Any]) -> Iterator[_Bucket]:
+        programs: dict[tuple, list[list[int]]] = {}
+        vectors: dict[tuple, list[list[int]]] = {}
+        found: dict[tuple, tuple[str, dict[str, Any], int]] = {}
+        self.shapes: list[tuple[int, int]] = []
+        for place, (param, state, _, rotates) in enumerate(self.entries):
+            count = state["norm"].numel() if rotates else param.numel()
+            length = param.numel() // count
+            self.shapes.append((count, length))
+            coupled = optimizer.decay_in_direction if rotates else optimizer.decays_through_gradient(group)
+            constants = {
+                "DTYPE": _triton(param.dtype), "GRAD": _triton(_grad(param).dtype), "MAXIMIZE": bool(group["maximize"]), "COUPLED": coupled,
+                "RESIDUAL": "residual" in state, "STOCHASTIC": bool(group["stochastic_rounding"]) and param.dtype == torch.bfloat16,
+            }  # fmt: skip
+            if rotates:
+                constants |= {"ZERO_MEAN": bool(group["zero_mean"]), "SPEED": "speed" in state}
+            if not rotates:
+                what, block, a_program = "elements", _PROGRAM, _PROGRAM
+            elif length > _LONGEST:
+                what, block, a_program = "parts", _PART, 1
+            else:
+                what, block = "rows", max(16, 1 << (length - 1).bit_length())
+                a_program = max(1, _PROGRAM // block)
+                constants |= {"ALIGN": 16 if length % 16 == 0 else 1, "ROWS": a_program}
+            constants["BLOCK"] = block
+            key = (what, *constants.values())
+            mine, longs = programs.setdefault(key, []), vectors.setdefault(key, [])
+            found[key] = what, constants, block * (a_program if what == "rows" else 1)
+            if what != "parts":
+                mine += [[place, first] for first in range(0, count, a_program)]
+                continue
+            for row in range(count):
+                begin = len(mine)
+                mine += [[place, row, start, len(longs)] for start in range(0, length, _PART)]
+                longs.append([place, row, begin, len(mine)])
+        for key, (what, constants, elements) in found.items():
+            on_device = (torch.tensor(lines[key], dtype=torch.int32).to(self.device) for lines in (programs, vectors))
+            yield _Bucket(what, constants, min(16, max(1, elements // _A_WARP.get(str(self.kind), _A_WARP_OF_SGD))), *on_device)
+
+    def address(self) -> None:
+        """Bring the table up to date: gradients move, and weights may be given other storage."""
+        from rwsim.rotational.kernel import FIELD
+
+        grads = list(map(_grad, self.params))
+        now = [*map(Tensor.data_ptr, self.params), *map(Tensor.data_ptr, grads)]
+        if now == self.addresses:
+            return
+        lines = []
+        pairs = zip(now[: len(grads)], now[len(grads) :], strict=True)
+        for (_, state, buffers, rotates), (at, grad), (count, length) in zip(self.entries, pairs, self.shapes, strict=True):
+            named = dict(zip(("first", "second"), (_pointer(state, name) for name in buffers), strict=False))
+            named |= {"param": at, "grad": grad, "rows": count, "length": length}
+            for name in ("residual", "step", *(_PER_VECTOR if rotates else ())):
+                named[name] = _pointer(state, name)
+            lines.append([named.get(name, 0) for name in FIELD])
+        host = torch.tensor(lines, dtype=torch.int64)
+        if self.device.type == "cuda":
+            # A copy from pageable memory waits, and cannot be captured; a captured one reads its source at every replay.
+            capturing = torch.cuda.is_current_stream_capturing()
+            if not capturing and (not self.spare or self.spare[0].shape != host.shape):
+                self.spare = [torch.empty_like(host).pin_memory()]
+            pinned = self.spare.pop() if self.spare else torch.empty_like(host).pin_memory()
+            self.kept = [*self.kept, pinned] if capturing else [pinned]
+            pinned.copy_(host)
+            self.table = pinned.to(self.device, non_blocking=True)
+            if not capturing:
+                self.spare = [torch.empty_like(host).pin_memory()]
+        else:
+            self.table = host
+        self.addresses = now
+
+
+def _grad(param: Tensor) -> Tensor:
+    assert param.grad is not None  # a plan is of parameters that have one
+    return param.grad
+
+
+def _pointer(state: Mapping[str, Any], name: str) -> int:
+    return state[name].data_ptr() if name in state else 0
+
+
+def _triton(dtype: torch.dtype) -> Any:
+    import triton.language as tl
+
+    return {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}[dtype]
+
+
+_plans: "weakref.WeakKeyDictionary[Any, dict[int, _Plan]]" = weakref.WeakKeyDictionary()
+
+
+def _deciding(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    # Of tensors only the identity: their values are read on the device.
+    found = [group[name] for name in _DECIDING]
+    decays = group["weight_decay"]
+    given = group["rotation"] is not None and not isinstance(group["rotation"], str)
+    return (*found, given, isinstance(decays, Tensor) or decays != 0, bool(group.get("momentum", 0)), group.get("nesterov"))
+
+
+def planned(optimizer: Any, place: int, group: Mapping[str, Any], params: Sequence[Tensor]) -> _Plan | None:
+    """The plan of a group's last step, if it still holds for these parameters."""
+    known = _plans.get(optimizer, {}).get(place)
+    return known if known is not None and known.options == _deciding(group) and known.fits(params, optimizer.state) else None
+
+
+def plan(optimizer: Any, place: int, group: Mapping[str, Any], taken: Sequence[Tensor], left: Sequence[Tensor]) -> _Plan:
+    """Make a group's plan, and keep it."""
+    entries = []
+    for param in taken:
+        state, rotates = optimizer.prepare(param, group)
+        entries.append((param, state, optimizer.buffers(group), rotates))
+    made = _Plan(optimizer, group, entries, left)
+    _plans.setdefault(optimizer, {})[place] = made
+    return made
+
+
+def launch(made: _Plan, group: Mapping[str, Any], angle: Any, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+    """One step of a plan's parameters."""
+    from rwsim.rotational import kernel
+
+    made.address()
+    scaled = grad_scale is not None or found_inf is not None
+    device = made.device
+    # A table of nothing where there is nothing to read.
+    scale = grad_scale if grad_scale is not None else torch.ones(1, device=device) if scaled else made.table
+    found = found_inf if found_inf is not None else torch.zeros(1, device=device) if scaled else made.table
+    made.steps.add_(1.0 - found if scaled else 1.0)
+    lr, decay = group["lr"], group["weight_decay"]
+    angle = 0.0 if angle is None else angle
+    on_device = any(isinstance(value, Tensor) for value in (lr, angle, decay))
+    hyper = made.table
+    if on_device:
+        hyper = torch.stack([_on(device, value) for value in (lr, angle, decay)])
+        lr, angle, decay = 0.0, 0.0, 0.0
+    beta1, beta2 = (float(beta) for beta in group["betas"]) if "betas" in group else (float(group["momentum"]), 0.0)
+    betas = (beta1, beta2, 1 - beta1, 1 - beta2, _log(beta1), _log(beta2), group.get("eps", 0.0))
+    tracking = group["update_norm_decay_factor"]
+    tracks = (1 - tracking, _log(tracking), group["rotational_eps"])
+    flags = {"KIND": made.kind, "ON_DEVICE": on_device, "SCALED": scaled}
+    for bucket in made.buckets:
+        programs, constants = bucket.programs, bucket.constants | flags
+        if bucket.what == "rows":
+            _run(
+                kernel.turn_rows,
+                bucket.warps,
+                programs,
+                made.table,
+                programs,
+                *betas,
+                decay,
+                angle,
+                *tracks,
+                hyper,
+                scale,
+                found,
+                **constants,
+            )
+        elif bucket.what == "elements":
+            _run(kernel.step_elements, bucket.warps, programs, made.table, programs, *betas, decay, lr, hyper, scale, found, **constants)
+        else:
+            vectors = bucket.vectors
+            sums = torch.empty(len(programs), 6, dtype=torch.float64, device=device)
+            scales = torch.empty(len(vectors), 4, device=device)
+            passes = {name: value for name, value in constants.items() if name not in ("ZERO_MEAN", "SPEED")}
+            first = {name: value for name, value in passes.items() if name != "STOCHASTIC"}
+            between = {name: constants[name] for name in ("ZERO_MEAN", "SPEED", "ON_DEVICE", "SCALED")} | {"BLOCK": 256}
+            _run(kernel.sum_parts, bucket.warps, programs, made.table, programs, sums, *betas, decay, hyper, scale, found, **first)
+            _run(kernel.settle_rows, bucket.warps, vectors, made.table, vectors, sums, scales, angle, *tracks, hyper, found, **between)
+            _run(kernel.turn_parts, bucket.warps, programs, made.table, programs, scales, *betas, decay, hyper, scale, found, **passes)
+
+
+def _on(device: torch.device, value: Any) -> Tensor:
+    """A number on a device. What is captured may not copy from the host."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float32).view(())
+    return torch.full((), value, dtype=torch.float32, device=device)
+
+
+def _log(beta: float) -> float:
+    return math.log(beta) if beta > 0 else -math.inf
+
+
+def _run(kernel: Callable[..., Any], warps: int, rows: Tensor, *arguments: Any, **constants: Any) -> None:
+    """Launch a kernel with one program for each row of a table."""
+    kernel[(len(rows),)](*arguments, **constants, num_warps=warps)  # type: ignore[index]  # a jit function takes its grid so

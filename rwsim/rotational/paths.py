@@ -1,0 +1,80 @@
+"""Faster ways to take a step, where a machine has them. An exported file has none of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from rwsim.errors import InvalidArgument
+
+
+def check_paths(optimizer: Any, group: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument where a group asks for a path that cannot be taken; a wrapper's group has no say in it."""
+    if not group.get("fused") or "fused" not in optimizer.options:
+        return
+    from rwsim.rotational import fused
+
+    for param in group["params"]:
+        missing = fused.lacks(optimizer, group, param) if param.numel() else ""
+        if missing:
+            raise InvalidArgument("fused", f"cannot be True: the kernels do not carry {missing}", True, "leave it out")
+
+
+def step_fast(optimizer: Any, place: int, group: Mapping[str, Any], params: Sequence[Tensor], angle: Any) -> Sequence[Tensor]:
+    """Step what the fused kernels take of a group's parameters.
+
+    Args:
+        optimizer: A `RotationalOptimizer`.
+        place: Of the group among its groups.
+        group: Its hyperparameters and options.
+        params: Those with a gradient.
+        angle: eta_r.
+
+    Returns:
+        The parameters that are left.
+
+    Raises:
+        InvalidArgument: ``fused=True`` for what the kernels do not carry.
+    """
+    if not params or not _prefers(group, params):
+        return params
+    from rwsim.rotational import fused
+
+    grad_scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+    made = fused.planned(optimizer, place, group, params)
+    if made is None:
+        taken: list[Tensor] = []
+        left: list[Tensor] = []
+        for param in params:
+            # Of an empty parameter nothing is left to do.
+            missing = fused.lacks(optimizer, group, param) if param.numel() else "nothing"
+            if missing and group["fused"] and param.numel():
+                raise InvalidArgument("fused", f"cannot be True: the kernels do not carry {missing}", True, "leave it out")
+            (left if missing else taken).append(param)
+        if not taken or (found_inf is not None and bool(found_inf)):
+            return left
+        made = fused.plan(optimizer, place, group, taken, left)
+    fused.launch(made, group, angle, grad_scale, found_inf)
+    return made.left
+
+
+def takes_scale(optimizer: Any) -> bool:
+    """Whether every parameter with a gradient goes through the kernels, which then unscale it and skip a step that overflowed."""
+    for place, group in enumerate(optimizer.param_groups):
+        params = [param for param in group["params"] if param.grad is not None]
+        if not params:
+            continue
+        if not _prefers(group, params):
+            return False
+        from rwsim.rotational import fused
+
+        if fused.planned(optimizer, place, group, params) is None and any(
+            fused.lacks(optimizer, group, param) for param in params if param.numel()
+        ):
+            return False
+    return True
+
+
+def _prefers(group: Mapping[str, Any], params: Sequence[Tensor]) -> bool:
+    """Whether to try the kernels: where they were asked for, or unasked on CUDA."""
+    return bool(group["fused"] or (group["fused"] is None and params[0].is_cuda))
