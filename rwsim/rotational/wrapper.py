@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rwsim.errors import InvalidArgument
 from rwsim.rotational.optimizer import OPTIONS, PER_VECTOR, RotationalOptimizer, forget, work_type
-from rwsim.rotational.rotate import layout, norm_of, turn_
+from rwsim.rotational.rotate import layout, turn_
 
 # How an inner optimizer's direction depends on the weights: not at all or along them; through decay in its gradient; otherwise.
 _FREE, _COUPLED, _DIFFERENCE = "free", "coupled", "difference"
@@ -197,12 +197,11 @@ class RotationalWrapper(RotationalOptimizer):
         # A difference of weights holds their rounding: a row that only decay has moved stands still.
         assert param.grad is not None  # as in step
         grad = param.grad if shape == param.shape else param.grad.unflatten(0, shape[:2])
-        drive = norm_of(grad, dims).to(vectors.dtype)
         exact = self._mode(group) != _DIFFERENCE or not group["lr"]
         floor = 0.0 if exact else torch.finfo(param.dtype).eps / float(group["lr"])
         turn_(
             vectors, update, dims, own, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
-            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor, drive=drive,
+            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor, grad=grad,
         )  # fmt: skip
         if vectors is not target:
             target.copy_(vectors)
