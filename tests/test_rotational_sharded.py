@@ -5,6 +5,7 @@ The cases run in processes of their own, all of one kind in one spawn; the tests
 
 import json
 import math
+import re
 import socket
 import tempfile
 import threading
@@ -13,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import rwsim
 from rwsim.errors import InvalidArgument
 from rwsim.rotational import RotationalAdamW
+from rwsim.rotational.place import shards_of
 from rwsim.rotational.rotate import centre_, turn_
 from tests.rotational import CLASSES, seeded
 
@@ -40,11 +43,11 @@ PRELOADED = [
 
 
 class Net(nn.Module):
-    """Matrices with biases, one of them of an odd number of rows, and a norm layer."""
+    """Matrices with biases, one of an odd number of rows and one of a single row, and a norm layer."""
 
     def __init__(self, dtype: torch.dtype, device: str) -> None:
         super().__init__()
-        self.up, self.down, self.norm = nn.Linear(6, 8), nn.Linear(8, 5), nn.LayerNorm(5)
+        self.up, self.down, self.norm, self.gate = nn.Linear(6, 8), nn.Linear(8, 5), nn.LayerNorm(5), nn.Linear(6, 1)
         generator = seeded(1)
         with torch.no_grad():
             for param in self.parameters():
@@ -52,7 +55,7 @@ class Net(nn.Module):
         self.to(device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.down(torch.tanh(self.up(x))))
+        return self.norm(self.down(torch.tanh(self.up(x)))) * torch.tanh(self.gate(x))
 
 
 def data(dtype: torch.dtype, device: str, steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
@@ -125,14 +128,20 @@ CASES: dict[str, Callable[[str], None]] = {}
 FOUR: dict[str, Callable[[str], None]] = {}
 
 
+@lru_cache
+def single(name: str, dtype: torch.dtype, device: str, **options: Any) -> Net:
+    """A model that a single process has trained for `STEPS`."""
+    model = Net(dtype, device)
+    train(model, CLASSES[name](model.parameters(), **options), data(dtype, device))
+    return model
+
+
 def trajectory(layout: Layout, name: str, dtype: torch.dtype, device: str, **options: Any) -> float:
     """Difference of a sharded model to one that a single process trains, after `STEPS`."""
     place, split = layout
-    alone = Net(dtype, device)
-    train(alone, CLASSES[name](alone.parameters(), **options), data(dtype, device))
     model = place(Net(dtype, device), device)
     train(model, CLASSES[name](model.parameters(), **options), data(dtype, device), split)
-    return apart(model, alone)
+    return apart(model, single(name, dtype, device, **options))
 
 
 def follows(layout: Layout, name: str, dtype: torch.dtype, device: str, **options: Any) -> None:
@@ -334,7 +343,11 @@ def communicates(device: str) -> None:
 
     module.dist.all_reduce = counted  # type: ignore[assignment]
     try:
-        for where, expected in (("fsdp rows", []), ("fsdp columns", [40 * 8, 8 * 8, 40 * 5, 8 * 5]), ("tensor parallel", [40 * 5, 8 * 5])):
+        for where, expected in (
+            ("fsdp rows", []),
+            ("fsdp columns", [40 * 8, 8 * 8, 40 * 5, 8 * 5, 40, 8]),
+            ("tensor parallel", [40 * 5, 8 * 5]),
+        ):
             place, split = LAYOUTS[where]
             model = place(Net(torch.float32, device), device)
             optimizer = CLASSES["adamw"](model.parameters())
@@ -366,9 +379,7 @@ def begin(layout: Layout | None, dtype: torch.dtype, device: str, name: str = "a
 def ended(model: nn.Module, optimizer: Any, split: bool, dtype: torch.dtype, device: str, name: str, **options: Any) -> None:
     """Ten more steps end where twenty of one process do."""
     train(model, optimizer, data(dtype, device)[10:], split)
-    alone, other, _ = begin(None, dtype, device, name, **options)
-    train(alone, other, data(dtype, device))
-    assert apart(model, alone) <= CLOSE[dtype]
+    assert apart(model, single(name, dtype, device, **options)) <= CLOSE[dtype]
 
 
 def own_state(layout: Layout, device: str, name: str, **options: Any) -> None:
@@ -394,9 +405,9 @@ def whole_state(source: Layout, target: Layout | None, device: str, name: str) -
     weights, state = get_state_dict(model, optimizer, options=full)
     entries: Any = state["state"]
     assert not any(hasattr(value, "full_tensor") for entry in entries.values() for value in entry.values())
-    plain, single, _ = begin(None, dtype, device, name)
-    train(plain, single, data(dtype, device)[:10])
-    expected = single.state_dict()
+    plain, other, _ = begin(None, dtype, device, name)
+    train(plain, other, data(dtype, device)[:10])
+    expected = other.state_dict()
     for own in (False, True):
         model, optimizer, split = begin(target, dtype, device, name)
         if own:
@@ -595,3 +606,26 @@ def test_case_27_four_shards_of_one_row(zero_mean):
         thread.join(60)
     torch.testing.assert_close(torch.cat(shards, 1), row, rtol=0, atol=1e-14)
     assert all(math.isclose(float(one), float(norm), rel_tol=1e-14) for one in norms)
+
+
+def test_an_exported_file_has_no_distributed_code_and_refuses_shards():
+    from rwsim.export.source import body, subject  # not in every process
+
+    text = body(subject("adamw", "paper", None))
+    assert "distributed" not in text
+    scope: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(text, "exported", "exec"), scope)
+    param = nn.Parameter(torch.ones(4, 4))
+    param.device_mesh = None  # what a DTensor is known by
+    with pytest.raises(ValueError, match="`params` must be whole on every process"):
+        scope["RotationalAdamW"]([param], weight_decay=0.1)
+
+
+def test_whole_parameters_need_no_distributed_code():
+    """One module imports it, and only functions that have found a DTensor import that module."""
+    root = Path(rwsim.__file__).parent
+    found = [path.name for path in root.rglob("*.py") if re.search(r"^(import|from) torch\.distributed", path.read_text(), re.M)]
+    assert found == ["sharded.py"]
+    users = [path.name for path in root.rglob("*.py") if re.search(r"^(import|from) rwsim\.rotational\.sharded", path.read_text(), re.M)]
+    assert not users
+    assert shards_of(nn.Parameter(torch.ones(2, 2)), torch.Size([2, 2]), (1,)) is None
