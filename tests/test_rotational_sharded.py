@@ -188,11 +188,13 @@ def pair(shape: tuple[int, ...], dtype: torch.dtype, device: str, placements: An
 
 
 def feed(shape: tuple[int, ...], dtype: torch.dtype, steps: int = STEPS) -> list[Tensor]:
-    """Gradients; in two of three steps none for a row or, where there is one, for the tensor."""
+    """Gradients; in two of three steps none for the last row, in the others one of a single element for the first."""
     grads = torch.randn(steps, *shape, generator=seeded(4), dtype=torch.float64)
     for step in range(2, steps):
         if step % 3:
             grads[step, -1] = 0
+        else:
+            grads[step, 0].view(-1)[1:] = 0
     return list(grads.to(dtype))
 
 
@@ -508,7 +510,7 @@ def outcomes(world: int, backend: str, folder: Path) -> dict[str, list[str]]:
     start = "forkserver" if "forkserver" in torch.multiprocessing.get_all_start_methods() else "spawn"
     torch.multiprocessing.set_forkserver_preload([*PRELOADED, __name__])
     given = (world, port, backend, str(folder))
-    context = torch.multiprocessing.start_processes(worker, given, nprocs=world, join=False, start_method=start)
+    context = torch.multiprocessing.start_processes(worker, given, nprocs=world, join=False, daemon=True, start_method=start)
     ended, deadline = False, time.monotonic() + SPAWN
     said = ""
     try:
