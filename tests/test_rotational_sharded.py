@@ -5,6 +5,7 @@ The cases run in processes of their own, all of one kind in one spawn; the tests
 
 import json
 import math
+import os
 import re
 import socket
 import tempfile
@@ -30,6 +31,11 @@ from rwsim.rotational import RotationalAdamW
 from rwsim.rotational.place import shards_of
 from rwsim.rotational.rotate import centre_, turn_
 from tests.rotational import CLASSES, seeded
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 STEPS = 20
 # Of parameters of order one: hundreds of roundings in float64 (two are measured); what is asked for in float32.
@@ -151,7 +157,7 @@ def follows(layout: Layout, name: str, dtype: torch.dtype, device: str, **option
 
 for where, name in product(LAYOUTS, OPTIMIZERS):
     CASES[f"{where}, {name}"] = partial(follows, LAYOUTS[where], name, torch.float64)
-for where in LAYOUTS:
+for where in ("fsdp rows", "fsdp columns", "tensor parallel"):
     CASES[f"{where}, float32"] = partial(follows, LAYOUTS[where], "adamw", torch.float32)
     CASES[f"{where}, whole tensors"] = partial(follows, LAYOUTS[where], "adamw", torch.float64, per_neuron=False)
 for where, name in product(["fsdp columns", "tensor parallel"], WRAPPED):
@@ -467,13 +473,12 @@ for said, source, target in (
     ("rows to columns", ROWS, COLUMNS), ("columns to one process", COLUMNS, None), ("columns to tensor parallel", COLUMNS, TENSOR),
 ):  # fmt: skip
     CASES[f"full state, {said}"] = partial(whole_state, source, target, name="adamw")
-for said, first, second in (
-    ("rows to columns", ROWS, COLUMNS), ("columns to rows", COLUMNS, ROWS), ("rows to one process", ROWS, None),
-    ("one process to rows", None, ROWS), ("one process to columns", None, COLUMNS), ("tensor parallel to rows", TENSOR, ROWS),
+for said, first, second, name in (
+    ("rows to columns", ROWS, COLUMNS, "adamw"), ("columns to rows", COLUMNS, ROWS, "sgdm"), ("rows to one process", ROWS, None, "adam"),
+    ("one process to rows", None, ROWS, "lion"), ("one process to columns", None, COLUMNS, "adamw"),
+    ("tensor parallel to rows", TENSOR, ROWS, "lion"),
 ):  # fmt: skip
-    CASES[f"checkpoint, {said}"] = partial(saved_state, first, second, name="adamw")
-CASES["checkpoint of sgdm, columns to rows"] = partial(saved_state, COLUMNS, ROWS, name="sgdm")
-CASES["checkpoint of lion, rows to columns"] = partial(saved_state, ROWS, COLUMNS, name="lion")
+    CASES[f"checkpoint, {said}, {name}"] = partial(saved_state, first, second, name=name)
 
 if dist.is_available():
     from torch.distributed.tensor import Partial, Replicate, Shard
@@ -544,19 +549,33 @@ def outcomes(world: int, backend: str, folder: Path) -> dict[str, list[str]]:
     return {name: [one.get(name, f"not run: {said}") for one in found] for name in (CASES if world == 2 else FOUR)}
 
 
+def once(world: int, backend: str, folders: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """Outcomes of one spawn for all of pytest-xdist's workers, among which the cases may be spread."""
+    base = folders.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / f"sharded-{backend}-{world}"
+    folder.mkdir(exist_ok=True)
+    kept = folder / "outcomes.json"
+    with open(folder / "lock", "w") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if not kept.exists():
+            kept.write_text(json.dumps(outcomes(world, backend, folder)))
+        return json.loads(kept.read_text())
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return outcomes(2, "gloo", tmp_path_factory.mktemp("two"))
+    return once(2, "gloo", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
-    return outcomes(4, "gloo", tmp_path_factory.mktemp("four"))
+    return once(4, "gloo", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def two_gpus(tmp_path_factory):
-    return outcomes(2, "nccl", tmp_path_factory.mktemp("gpus"))
+    return once(2, "nccl", tmp_path_factory)
 
 
 @pytest.mark.parametrize("case", CASES)
