@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import socket
 import tempfile
 import threading
@@ -460,6 +461,9 @@ def saved_state(source: Layout | None, target: Layout | None, device: str, name:
     weights, state = get_state_dict(model, optimizer)
     both: dict[str, Any] = {"model": weights, "optimizer": state}
     dcp.load(both, checkpoint_id=folder[0], no_dist=target is None)
+    dist.barrier()
+    if not dist.get_rank():
+        shutil.rmtree(str(folder[0]))
     set_state_dict(model, optimizer, model_state_dict=both["model"], optim_state_dict=both["optimizer"])
     ended(model, optimizer, split, dtype, device, name)
 
