@@ -258,8 +258,10 @@ def test_command_line(tmp_path, capsys):
 
 
 def test_bundles_are_whole_and_refuse_what_clashes():
+    replaced = {"rwsim.rotational.lookup": "rate_of = norm_rate_of = None", "rwsim.rotational.place": "shards_of = fitted = None"}
+    replaced["rwsim.rotational.paths"] = "check_paths = step_fast = takes_scale = None"
     for made in (RotationalSGDM, RotationalLion):
-        text = bundle({}, [(made.__module__, made.__name__)], {"rwsim.rotational.lookup": "rate_of = norm_rate_of = None"})
+        text = bundle({}, [(made.__module__, made.__name__)], replaced)
         assert not re.search(r"^(from|import) rwsim|^\s+from rwsim|>>>", text, re.M)
         scope: dict = {"__name__": "bundle"}
         exec(compile(text, "bundle", "exec"), scope)
@@ -267,7 +269,7 @@ def test_bundles_are_whole_and_refuse_what_clashes():
     with pytest.raises(InvalidArgument, match="must not define UpdateRule"):
         mine = "from rwsim.rotational.of_rule import RuleOptimizer\nclass UpdateRule: pass\nclass Mine(RuleOptimizer, UpdateRule): pass"
         sources = {"mine.py": mine}
-        bundle(sources, [("mine.py", "Mine")], {"rwsim.rotational.lookup": "rate_of = norm_rate_of = None"})
+        bundle(sources, [("mine.py", "Mine")], replaced)
 
 
 def test_of_rule_equals_the_class():

@@ -19,8 +19,9 @@ from tests.rotational import seeded
 pytest.importorskip("triton")
 CUDA = pytest.mark.gpu
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NADAMW: Any = rotational_of("nadamw")
 STEPS = 100 if DEVICE == "cuda" else 6
-KINDS: dict[str, tuple[type[RotationalOptimizer], dict[str, Any]]] = {
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "adamw": (RotationalAdamW, {"lr": 1e-2, "weight_decay": 0.1}),
     "adam": (RotationalAdam, {"lr": 1e-2, "weight_decay": 3.0, "rotation": "adamw"}),
     "lion": (RotationalLion, {"lr": 1e-3, "weight_decay": 1.0}),
@@ -126,7 +127,8 @@ def test_bf16_is_within_a_unit_in_the_last_place(kind, stochastic):
     for chosen in (False, True):
         params = weights(torch.bfloat16, shapes)[:3]
         optimizer = cls(params, **hyper, fused=chosen, stochastic_rounding=stochastic)
-        walk(optimizer, params)
+        # Where a last digit of float32 decides a rounding, trajectories part for good: a few steps only.
+        walk(optimizer, params, steps=6 if stochastic else STEPS)
         assert ("residual" in optimizer.state[params[0]]) is not stochastic
         both.append(torch.cat([param.detach().flatten() for param in params]).view(torch.int16).int())
     # Of one sign neighbours are neighbours as whole numbers; a sign that differs is far away.
@@ -225,14 +227,14 @@ def test_an_overflow_leaves_everything(kind):
         for mine, yours, grad in zip(plain, made, grads, strict=True):
             mine.grad, yours.grad = grad, grad * factor
         if number in (0, 3):
-            made[1].grad[2, 2] = math.inf  # type: ignore[index]
+            made[1].grad[2, 2] = math.inf
             before = copy.deepcopy((made, other.state_dict()["state"]))
             scaler.step(other)
             torch.testing.assert_close((made, other.state_dict()["state"]), before, rtol=0, atol=0)
         else:
             scaler.step(other)
             one.step()
-            assert torch.equal(made[0].grad, grads[0] * factor)  # type: ignore[arg-type]
+            assert torch.equal(made[0].grad, grads[0] * factor)
         scaler.update()
     assert scaler.get_scale() == 256 and float(other.state[made[0]]["step"]) == 4
     assert_alike(one, other, 1e-5)
@@ -261,12 +263,13 @@ def test_what_changes_between_steps_is_seen():
         optimizer.param_groups[0]["rotational"] = None
         walk(optimizer, params, steps=2, first=7)
         rebuilt.append(optimizer)
-    assert_alike(*rebuilt, 1e-5)
+    assert_alike(rebuilt[0], rebuilt[1], 1e-5)
 
 
 def test_speeds_are_carried():
     params = [weights(shapes=[(7, 35)])[:1] for _ in range(2)]
-    both = [RotationalAdamW(one, lr=1e-2, weight_decay=0.1, fused=chosen) for one, chosen in zip(params, (False, True), strict=True)]
+    make: Any = RotationalAdamW
+    both = [make(one, lr=1e-2, weight_decay=0.1, fused=chosen) for one, chosen in zip(params, (False, True), strict=True)]
     for one, optimizer in zip(params, both, strict=True):
         walk(optimizer, [*one, *one], steps=1)
         optimizer.state[one[0]]["speed"] = torch.linspace(0, 2, 7, device=DEVICE).view(7, 1)
@@ -282,7 +285,7 @@ def test_a_nan_reaches_its_row_alone():
         params = weights(shapes=[(7, 35)])[:1]
         optimizer = RotationalLion(params, lr=1e-3, weight_decay=1.0, fused=chosen)
         walk(optimizer, [*params, *params], steps=1)
-        params[0].grad[2, 3] = math.nan  # type: ignore[index]
+        params[0].grad[2, 3] = math.nan
         optimizer.step()
         both.append(params[0].detach().isnan())
     assert torch.equal(*both) and both[0][2].all() and not both[0][:2].any() and not both[0][3:].any()
@@ -291,7 +294,7 @@ def test_a_nan_reaches_its_row_alone():
 @pytest.mark.parametrize(
     "make, word",
     [
-        (lambda p: rotational_of("nadamw")([p], lr=1e-3, weight_decay=0.1, fused=True), "direction"),
+        (lambda p: NADAMW([p], lr=1e-3, weight_decay=0.1, fused=True), "direction"),
         (lambda p: RotationalAdamW([p], fixed_angle=True, fused=True), "fixed_angle"),
         (lambda p: RotationalAdamW([p], neuron_dims=(1,), fused=True), "contiguous"),
         (lambda p: RotationalAdamW([nn.Parameter(p.detach().double())], fused=True), "float64"),

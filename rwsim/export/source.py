@@ -38,6 +38,23 @@ def takes_scale(optimizer):
     """Gradients are unscaled, and overflows found, before a step."""
     return False
 '''
+# In the place of `rwsim.rotational.place`: a file has no code for parameters that are sharded over processes.
+_PLACE = '''
+from rwsim.errors import InvalidArgument
+
+
+def shards_of(param, shape, dims):
+    """None: a parameter is whole."""
+    if hasattr(param, "device_mesh"):
+        raise InvalidArgument("params", "must be whole on every process", type(param).__name__, "rwsim's own optimizers take DTensors")
+
+
+def fitted(value, param, shape, dims):
+    """A state tensor as it is."""
+    return value
+'''
+
+_REPLACED = {"rwsim.rotational.paths": _NO_PATHS, "rwsim.rotational.place": _PLACE}
 
 LICENSE = """MIT License
 
@@ -126,13 +143,13 @@ def body(chosen: Subject) -> str:
     """All of the file below its header."""
     rates = _rates(chosen)
     if chosen.made in _CLASSES:
-        return bundle({}, [(chosen.made.__module__, chosen.name)], {"rwsim.rotational.lookup": rates, "rwsim.rotational.paths": _NO_PATHS})
+        return bundle({}, [(chosen.made.__module__, chosen.name)], {"rwsim.rotational.lookup": rates, **_REPLACED})
     where, sources = chosen.rule.__module__, {}
     if chosen.file is not None:
         where = chosen.file.name
         sources[where] = chosen.file.read_text()
     wanted = [(where, chosen.rule.__name__), ("rwsim.rotational.of_rule", "RuleOptimizer")]
-    text = bundle(sources, wanted, {"rwsim.rotational.lookup": rates, "rwsim.rotational.paths": _NO_PATHS})
+    text = bundle(sources, wanted, {"rwsim.rotational.lookup": rates, **_REPLACED})
     lines = [
         f"class {chosen.name}(RuleOptimizer):",
         f'    """The rotational {chosen.rule.name}."""',

@@ -52,6 +52,8 @@ def interpreted() -> bool:
 
 def lacks(optimizer: Any, group: Mapping[str, Any], param: Tensor) -> str:
     """What the kernels do not carry of a parameter, or nothing."""
+    if type(param) not in (Tensor, torch.nn.Parameter):
+        return f"a {type(param).__name__}"
     if kind_of(optimizer, group) is None:
         return f"the direction of {type(optimizer).__name__}"
     if find_spec("triton") is None:
@@ -62,8 +64,6 @@ def lacks(optimizer: Any, group: Mapping[str, Any], param: Tensor) -> str:
         return str(param.dtype)
     if not _dense(param, param) or (param.grad is not None and not _dense(param.grad, param)):
         return "weights with gaps, or gradients in another order than the weights"
-    if type(param) not in (Tensor, torch.nn.Parameter):
-        return f"a {type(param).__name__}"
     if optimizer.is_rotational(group, param):
         if group["norm"] != "initial" or group["fixed_angle"]:
             return "norm='equilibrium' and fixed_angle"

@@ -16,6 +16,7 @@ from rwsim.errors import InvalidArgument
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.rotational.lookup import norm_rate_of, rate_of
 from rwsim.rotational.paths import check_paths, step_fast, takes_scale
+from rwsim.rotational.place import fitted, shards_of
 from rwsim.rotational.rotate import centre_, layout, norm_of, rounded_at_random, turn_
 
 # Elements of a tensor that a step works on at a time on a CPU, for each thread: what it reads and writes stays in the cache.
@@ -156,6 +157,9 @@ class RotationalOptimizer(torch.optim.Optimizer):
             reason = self._cannot(group, param)
             if reason and group["rotational"]:
                 raise InvalidArgument("rotational", f"cannot be True for a parameter of shape {tuple(param.shape)}: {reason}", True)
+            if self.is_rotational(group, param):
+                # Refuses shards that cannot rotate.
+                shards_of(param, *layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"]))
         check_paths(self, group)
         if self._turns(group):
             rotation = self.rotation(group)
@@ -350,14 +354,18 @@ class RotationalOptimizer(torch.optim.Optimizer):
         if "norm" in state and state["norm"].shape == kept:
             return
         forget(state, kept)
-        vectors = param.view(shape) if shape == param.shape else param.unflatten(0, shape[:2])
+        shards = shards_of(param, shape, dims)
+        own, total = (param, None) if shards is None else (shards.local(param), shards.total)
+        vectors = own.view(own.shape) if shape == param.shape else own.unflatten(0, shape[:2])
         work = vectors.to(work_type(param))
-        norm = centre_(work, dims) if group["zero_mean"] else norm_of(work, dims)
+        count = math.prod([shape[d] for d in dims])
+        norm = centre_(work, dims, total, count) if group["zero_mean"] else norm_of(work, dims, total)
         if not bool(norm.all()):
             text = f"{int((norm == 0).sum())} of {norm.numel()} vectors of a parameter of shape {tuple(param.shape)} are zero: they have "
             warnings.warn(text + "no direction and stay zero; put it into a group with rotational=False to train it", stacklevel=4)
         vectors.copy_(work)
-        state["norm"], state["update_norm_sq"], state["hits"] = norm, torch.zeros_like(norm), torch.zeros_like(norm)
+        for name, value in (("norm", norm), ("update_norm_sq", torch.zeros_like(norm)), ("hits", torch.zeros_like(norm))):
+            state[name] = value if shards is None else shards.per_vector(value)
 
     def _step_param(
         self, param: Tensor, grad: Tensor, group: Mapping[str, Any], state: dict[str, Any], rotational: bool, angle: Any
@@ -371,15 +379,22 @@ class RotationalOptimizer(torch.optim.Optimizer):
         step = state["step"].double() if group["capturable"] or torch.compiler.is_compiling() else float(state["step"])
         elementwise = [name for name in ("residual", *self.buffers(group)) if name in state]
         own = [name for name in PER_VECTOR if rotational and name in state]
+        count = math.prod([shape[d] for d in dims])
         norm = None
         if rotational and group["norm"] == "equilibrium":
-            norm = self._norm(group, math.prod([shape[d] for d in dims]))
+            norm = self._norm(group, count)
+        shards = shards_of(param, shape, dims)
         tensors = {"param": param, "grad": grad, **{name: state[name] for name in elementwise}}
+        vector_state, total = {name: state[name] for name in own}, None
+        if shards is not None:
+            tensors = {name: shards.local(tensor) for name, tensor in tensors.items()}
+            vector_state, total = {name: shards.local_state(value) for name, value in vector_state.items()}, shards.total
         if shape != param.shape:
             tensors = {name: tensor.unflatten(0, shape[:2]) for name, tensor in tensors.items()}
-        tensors |= {name: state[name] for name in own}
+        tensors |= vector_state
         first = 0
-        for part in _blocks(tensors, whole=0 in dims or param.device.type != "cpu" or torch.compiler.is_compiling()):
+        # Processes that add up their sums must do so equally often.
+        for part in _blocks(tensors, whole=0 in dims or param.device.type != "cpu" or total is not None or torch.compiler.is_compiling()):
             target, residual = part["param"], part.get("residual")
             low = target.dtype != work_type(param)
             vectors = target.float() if low else target
@@ -393,11 +408,11 @@ class RotationalOptimizer(torch.optim.Optimizer):
             else:
                 if self.decay_in_direction:
                     grad = grad + decay * vectors
-                drive = norm_of(part["grad"], dims).to(vectors.dtype)
                 update = self.direction(grad, part, group, step)
                 turn_(
                     vectors, update, dims, part, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
-                    eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], norm=norm, drive=drive,
+                    eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], norm=norm, grad=part["grad"],
+                    total=total, count=count,
                 )  # fmt: skip
             if group["stochastic_rounding"] and target.dtype == torch.bfloat16:
                 target.copy_(rounded_at_random(vectors, first, step))
@@ -438,11 +453,11 @@ class RotationalOptimizer(torch.optim.Optimizer):
             group.setdefault("rotation", rotation)
         self._complete()
         ids = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
-        params = chain.from_iterable(group["params"] for group in self.param_groups)
-        for key, param in zip(ids, params, strict=True):
+        params = ((param, group) for group in self.param_groups for param in group["params"])
+        for key, (param, group) in zip(ids, params, strict=True):
             for name, value in state_dict["state"].get(key, {}).items():
                 if isinstance(value, Tensor) and self._is_own(name):
-                    self.state[param][name] = _placed(name, value, param)
+                    self.state[param][name] = _placed(name, value, param, group)
 
     # What a wrapper leaves to the optimizer inside it.
 
@@ -512,12 +527,16 @@ def work_type(param: Tensor) -> torch.dtype:
     return torch.float32 if param.dtype in (torch.bfloat16, torch.float16) else param.dtype
 
 
-def _placed(name: str, value: Tensor, param: Tensor) -> Tensor:
+def _placed(name: str, value: Tensor, param: Tensor, group: Mapping[str, Any]) -> Tensor:
     """A copy of a saved state tensor beside its parameter."""
     if name == "step":
         return value.clone()
     kept = param.dtype if name == "residual" else work_type(param)
-    return value.to(device=param.device, dtype=kept, copy=True)
+    dims: tuple[int, ...]
+    shape, dims = param.shape, ()
+    if name in PER_VECTOR and param.dim():
+        shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+    return fitted(value.to(device=param.device, dtype=kept, copy=True), param, shape, dims)
 
 
 def _blocks(tensors: Mapping[str, Tensor], whole: bool) -> Iterator[dict[str, Tensor]]:

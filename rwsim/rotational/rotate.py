@@ -1,10 +1,12 @@
 """Algorithm 1 of the paper, on the vectors of one tensor: project an update, track its size, turn by eta_r, keep the norm.
 
 A *vector* is what rotates as one: by default a neuron's incoming weights. A tensor holds one for each index of its index
-dimensions; sums run over the others and keep them, so any strides will do.
+dimensions; sums run over the others and keep them, so any strides will do. Where processes hold shards of a vector, `total` adds up
+their sums; sums of one round travel together.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -46,18 +48,33 @@ def layout(shape: torch.Size, per_neuron: bool, neuron_dims: tuple[int, ...], bl
     return shape, tuple(d for d in range(len(shape)) if d not in kept)
 
 
-def norm_of(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
+def norm_of(vectors: Tensor, dims: tuple[int, ...], total: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    if total is not None:
+        return total(_squares(vectors, dims)).sqrt_().to(vectors.dtype)
     return torch.linalg.vector_norm(vectors, dim=dims, keepdim=True)
 
 
-def centre_(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
+def _squares(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Squared norms that add up over shards: norms do not. In float64 none overflows or vanishes that as a norm would not."""
+    return norm_of(vectors, dims).double().square()
+
+
+def _sums(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return vectors.sum(dims, keepdim=True).double()
+
+
+def centre_(vectors: Tensor, dims: tuple[int, ...], total: Callable[[Tensor], Tensor] | None = None, count: int = 0) -> Tensor:
     """p <- n (p - mean p) / ||p - mean p||, n = ||p||, in place (Algorithm 1, line 4); returns n.
 
-    A vector whose entries are all equal has nothing left without its mean: it stays as it is.
+    A vector whose entries are all equal has nothing left without its mean: it stays as it is. For `total` and `count` see `project_`.
     """
-    norm = norm_of(vectors, dims)
-    centred = vectors - vectors.mean(dims, keepdim=True)
-    left = norm_of(centred, dims)
+    if total is None:
+        norm, mean = norm_of(vectors, dims), vectors.mean(dims, keepdim=True)
+    else:
+        norm_sq, whole = total(torch.stack([_squares(vectors, dims), _sums(vectors, dims)]))
+        norm, mean = norm_sq.sqrt().to(vectors.dtype), (whole / count).to(vectors.dtype)
+    centred = vectors - mean
+    left = norm_of(centred, dims, total)
     # Rounding leaves something of a constant vector.
     some = left > norm * (_ROUNDING * torch.finfo(vectors.dtype).eps)
     vectors.copy_(torch.where(some, centred.mul_(norm / left.where(some, 1.0)), vectors))
@@ -65,8 +82,9 @@ def centre_(vectors: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def turn_(
-    vectors: Tensor, update: Tensor, dims: tuple[int, ...], state: dict[str, Tensor], angle: Any, *, zero_mean: bool, decay: float,
-    eps: float, fixed_angle: bool, norm: Any = None, floor: float = 0.0, drive: Tensor | None = None,
+    vectors: Tensor, update: Tensor, dims: tuple[int, ...], state: Mapping[str, Tensor], angle: Any, *, zero_mean: bool, decay: float,
+    eps: float, fixed_angle: bool, norm: Any = None, floor: float = 0.0, grad: Tensor | None = None,
+    total: Callable[[Tensor], Tensor] | None = None, count: int = 0,
 ) -> None:  # fmt: skip
     """Turn vectors against an update, in place (Algorithm 1, lines 13 to 17).
 
@@ -92,20 +110,58 @@ def turn_(
         fixed_angle: Turn by exactly eta_r: p cos eta_r - n sin eta_r u / ||u||. nu is not used.
         norm: The new n; None keeps the old.
         floor: Size of the update's own rounding, in units of ||p||.
-        drive: The gradients' norms, one a vector; None: every vector has one. Where it is NaN the vector becomes NaN.
+        grad: The gradients; None: every vector has one. Where one holds NaN the vector becomes NaN.
+        total, count: See `project_`.
+    """
+    length, size, left, drive = project_(vectors, update, dims, zero_mean=zero_mean, floor=floor, grad=grad, total=total, count=count)
+    scale, factor = settle(length, size, left, state, angle, decay=decay, eps=eps, fixed_angle=fixed_angle, norm=norm, drive=drive)
+    vectors.mul_(scale)
+    vectors.addcmul_(update, factor, value=-1)
+
+
+def project_(
+    vectors: Tensor, update: Tensor, dims: tuple[int, ...], *, zero_mean: bool, floor: float = 0.0, grad: Tensor | None = None,
+    total: Callable[[Tensor], Tensor] | None = None, count: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """u <- u - <u, p> / ||p||^2 p - mean u, in place: what of `turn_` needs sums along vectors.
+
+    Args:
+        vectors, update, dims, zero_mean, floor, grad: As in `turn_`.
+        total: Adds up sums of shards, in two rounds: takes a tensor of this process's and returns the sums of all, as it likes in the same
+            memory. None: vectors are whole.
+        count: Elements of a whole vector, for `total`.
+
+    Returns:
+        One number a vector each: ||p||; ||u||; the ||u|| that rounding may have left; ||grad||, or None without.
     """
     kind = torch.finfo(vectors.dtype)
-    length = norm_of(vectors, dims)
+    drive = mean = own = None
+    if total is None:
+        count = math.prod([vectors.shape[d] for d in dims])
+        length = norm_of(vectors, dims)
+        if grad is not None:
+            drive = norm_of(grad, dims).to(vectors.dtype)
+        dot = (update * vectors).sum(dims, keepdim=True)
+        if zero_mean:
+            mean, own = update.mean(dims, keepdim=True), vectors.mean(dims, keepdim=True)
+    else:
+        parts = [_squares(vectors, dims), _sums(update * vectors, dims)]
+        parts += [_sums(update, dims) / count, _sums(vectors, dims) / count] if zero_mean else []
+        parts += [_squares(grad, dims)] if grad is not None else []
+        sums = total(torch.stack(parts))
+        length, dot = sums[0].sqrt().to(vectors.dtype), sums[1].to(vectors.dtype)
+        if grad is not None:
+            drive = sums[-1].sqrt().to(vectors.dtype)
+        if zero_mean:
+            mean, own = sums[2:4].to(vectors.dtype)
     # A vector of zeros divides by this; nothing else is as small.
     inverse_sq = length.square().clamp_min_(kind.tiny).reciprocal_()
     # What rounding may leave of what is projected out.
     left = length * floor
-    along = (update * vectors).sum(dims, keepdim=True).mul_(inverse_sq)
-    if zero_mean:
+    along = dot.mul_(inverse_sq)
+    if mean is not None and own is not None:
         # Out of what is subtracted of p too: its mean, which is rounding, would else grow by the factor 1 + eta_r <u, p>/(||u|| ||p||) in
         # every step, and fill p within hundreds where decay in the direction is no smaller than the gradient.
-        count = vectors.numel() // length.numel()
-        mean, own = update.mean(dims, keepdim=True), vectors.mean(dims, keepdim=True)
         tilt = own * inverse_sq * count
         # What is left of p without its mean: nothing of a constant vector, which needs no more than the mean taken out.
         across = 1 - tilt * own
@@ -114,7 +170,23 @@ def turn_(
         update.sub_(mean.addcmul_(along, own, value=-1))
     left.addcmul_(along.abs(), length, value=_ROUNDING * kind.eps)
     update.addcmul_(vectors, along, value=-1)
-    size = norm_of(update, dims)
+    return length, norm_of(update, dims, total), left, drive
+
+
+def settle(
+    length: Tensor, size: Tensor, left: Tensor, state: Mapping[str, Tensor], angle: Any, *, decay: float, eps: float, fixed_angle: bool,
+    norm: Any = None, drive: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Track the size of updates and find the step of each vector: what of `turn_` is one number a vector, in tensors of any one shape.
+
+    Args:
+        length, size, left, drive: What `project_` returns; `size` is overwritten.
+        state, angle, decay, eps, fixed_angle, norm: As in `turn_`.
+
+    Returns:
+        a and b of the step p <- a p - b u.
+    """
+    kind = torch.finfo(length.dtype)
     size_sq = size.square()
     hit = (size > left).logical_and_(size_sq < math.inf)
     counted = hit if drive is None else hit.logical_and(drive > 0)
@@ -127,7 +199,7 @@ def turn_(
     if "speed" in state:
         angle = angle * state["speed"]
     if fixed_angle:
-        angle = torch.as_tensor(angle, dtype=vectors.dtype, device=vectors.device)
+        angle = torch.as_tensor(angle, dtype=length.dtype, device=length.device)
         kept, factor = torch.cos(angle), torch.sin(angle) * length / size
         after = length
     else:
@@ -139,15 +211,14 @@ def turn_(
         after = torch.hypot(length, factor * size)
     target = state["norm"]
     if norm is None:
-        scale = (target / after.clamp_min(kind.tiny)).masked_fill_(missed, 1.0)
+        scale = (target / after.clamp_min(kind.tiny)).masked_fill(missed, 1.0)
     else:
         scale = target.fill_(norm) / torch.where(missed, length, after).clamp_min_(kind.tiny)
     factor = factor.mul_(scale).masked_fill_(missed, 0.0)
     if drive is not None:
         # A sign hides it.
         factor.masked_fill_(drive.isnan(), math.nan)
-    vectors.mul_(scale if kept is None else torch.where(missed, scale, scale * kept))
-    vectors.addcmul_(update, factor, value=-1)
+    return scale if kept is None else torch.where(missed, scale, scale * kept), factor
 
 
 def rounded_at_random(values: Tensor, first: int, step: Any) -> Tensor:

@@ -4,6 +4,7 @@ import torch
 
 from rwsim.errors import InvalidArgument
 from rwsim.rotational.optimizer import RotationalOptimizer, work_type
+from rwsim.rotational.place import fitted
 from rwsim.rotational.rotate import layout
 from rwsim.rotational.wrapper import RotationalWrapper
 
@@ -20,7 +21,7 @@ def set_speeds(
         share: p in [0, 1], the share that keeps its rate.
         factor: f >= 1.
         kind: ``"slower"``, ``"faster"`` or ``"both"``: one half of the affected faster, the other slower.
-        generator: Draws which (a CPU generator); None: torch's own.
+        generator: Draws which (a CPU generator); None: torch's own. Of sharded parameters the draw of the mesh's first process counts.
 
     Raises:
         InvalidArgument: A value out of range; a `RotationalWrapper` that has not taken a step yet.
@@ -53,4 +54,5 @@ def set_speeds(
             speeds = torch.ones(count, dtype=torch.float64)
             speeds[:slow], speeds[slow:affected] = 1 / factor, factor
             order = torch.randperm(count, generator=generator)
-            optimizer.state[param]["speed"] = speeds[order].reshape(kept).to(param.device, work_type(param))
+            speed = speeds[order].reshape(kept).to(param.device, work_type(param))
+            optimizer.state[param]["speed"] = fitted(speed, param, shape, along)

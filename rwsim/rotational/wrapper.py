@@ -1,6 +1,7 @@
 """RotationalWrapper: any torch optimizer's directions, at a rotation that is set."""
 
 import inspect
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from copy import copy, deepcopy
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from rwsim.errors import InvalidArgument
 from rwsim.rotational.optimizer import OPTIONS, PER_VECTOR, RotationalOptimizer, forget, work_type
-from rwsim.rotational.rotate import layout, norm_of, turn_
+from rwsim.rotational.place import shards_of
+from rwsim.rotational.rotate import layout, turn_
 
 # How an inner optimizer's direction depends on the weights: not at all or along them; through decay in its gradient; otherwise.
 _FREE, _COUPLED, _DIFFERENCE = "free", "coupled", "difference"
@@ -192,25 +194,32 @@ class RotationalWrapper(RotationalOptimizer):
             own["residual"] = state.get("residual", torch.zeros_like(param))
         state.update(own)
         shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
-        target, update = (x if shape == x.shape else x.unflatten(0, shape[:2]) for x in (param, update))
-        # Decay in the direction is mostly along the weights: what is left without that hangs on the order of sums, and sums on layout.
-        vectors, update = target.contiguous(), update.contiguous()
+        assert param.grad is not None  # as in step
+        tensors, total = {"param": param, "update": update, "grad": param.grad}, None
         if "residual" in own:
-            residual = own["residual"].view_as(target)
+            tensors["residual"] = own["residual"]
+        shards = shards_of(param, shape, dims)
+        if shards is not None:
+            tensors, total = {name: shards.local(tensor) for name, tensor in tensors.items()}, shards.total
+            own = {name: shards.local_state(own[name]) for name in PER_VECTOR if name in own}
+        if shape != param.shape:
+            tensors = {name: tensor.unflatten(0, shape[:2]) for name, tensor in tensors.items()}
+        target, residual = tensors["param"], tensors.get("residual")
+        # Decay in the direction is mostly along the weights: what is left without that hangs on the order of sums, and sums on layout.
+        vectors, update = target.contiguous(), tensors["update"].contiguous()
+        if residual is not None:
             vectors = target.float().add_(residual)
         # A difference of weights holds their rounding: a row that only decay has moved stands still.
-        assert param.grad is not None  # as in step
-        grad = param.grad if shape == param.shape else param.grad.unflatten(0, shape[:2])
-        drive = norm_of(grad, dims).to(vectors.dtype)
         exact = self._mode(group) != _DIFFERENCE or not group["lr"]
         floor = 0.0 if exact else torch.finfo(param.dtype).eps / float(group["lr"])
         turn_(
             vectors, update, dims, own, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
-            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor, drive=drive,
+            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor, grad=tensors["grad"],
+            total=total, count=math.prod(shape[d] for d in dims),
         )  # fmt: skip
         if vectors is not target:
             target.copy_(vectors)
-        if "residual" in own:
+        if residual is not None:
             residual.copy_(vectors.sub_(target))
 
     def _decayed(self, param: Tensor, group: Mapping[str, Any]) -> Tensor:
