@@ -242,6 +242,7 @@ def test_an_exception_of_the_optimizer_that_a_probe_lets_through_is_its_own(monk
     assert [f.code for f in report.findings] == ["raises"] and "no state" in report.findings[0].text and report.finished
 
 
+@pytest.mark.slow
 def test_a_local_class_and_one_of_main_are_audited_and_the_same_seed_gives_the_same_text():
     class Local(torch.optim.SGD):
         def step(self, closure=None):

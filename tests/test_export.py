@@ -140,7 +140,8 @@ def test_verify_runs_what_carries_its_own_hash(adamw, tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        ("(1 - beta1) * grad", "(2 - beta1) * grad"), ("grad**2", "grad**2.1"),
+        ("(1 - beta1) * grad", "(2 - beta1) * grad"),
+        pytest.param(("grad**2", "grad**2.1"), marks=pytest.mark.slow),
         pytest.param(("1 - beta2**", "1 + beta2**"), marks=pytest.mark.slow),
     ],
 )  # fmt: skip
@@ -215,7 +216,8 @@ def test_special_variant_and_exact_rate(tmp_path):
     special = _loaded(tmp_path / "special.py").RotationalAdam
     param = torch.nn.Parameter(torch.ones(4, 8))
     assert special([param], lr=0.1, weight_decay=0.1, rotation="adamw").param_groups[0]["rotation"] == "adamw"
-    with pytest.raises(InvalidArgument, match="that this file carries"):
+    # The file's own InvalidArgument.
+    with pytest.raises(ValueError, match="that this file carries"):
         special([param], lr=0.1, weight_decay=0.1, rotation="lion")
     assert export("lion", tmp_path / "lion.py").passed and export("adamw", tmp_path / "exact.py", rate="exact").passed
     with pytest.raises(InvalidArgument, match="take --rate paper"):

@@ -87,8 +87,10 @@ def assert_alike(one: RotationalOptimizer, other: RotationalOptimizer, within: f
             assert apart(held, other.state[yours][name]) <= within, (tuple(mine.shape), name)
 
 
-@pytest.mark.parametrize("options", [{}, {"per_neuron": False}, {"zero_mean": False}], ids=["neurons", "tensors", "uncentred"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, {}) for kind in KINDS), *((kind, {name: False}) for kind in ("adamw", "lion") for name in ("per_neuron", "zero_mean"))],
+)
 def test_fused_steps_are_plain_ones(kind, options):
     cls, hyper = KINDS[kind]
     plain, made = weights(), weights()
@@ -132,7 +134,8 @@ def test_bf16_is_within_a_unit_in_the_last_place(kind, stochastic):
         assert ("residual" in optimizer.state[params[0]]) is not stochastic
         both.append(torch.cat([param.detach().flatten() for param in params]).view(torch.int16).int())
     # Of one sign neighbours are neighbours as whole numbers; a sign that differs is far away.
-    assert float(((both[0] - both[1]).abs() <= 1).float().mean()) >= 0.999
+    units = (both[0] - both[1]).abs()
+    assert float((units <= 1).float().mean()) >= 0.999 and float((units == 0).float().mean()) >= 0.9
 
 
 def test_stochastic_rounding_is_right_on_average():
@@ -183,7 +186,7 @@ import torch
 from torch._dynamo.utils import counters
 from tests.test_rotational_fused import DEVICE, KINDS, assert_alike, walk, weights
 
-for kind in ("adamw", "nesterov", "lion", "adam"):
+for kind in ("adamw", "nesterov"):
     cls, hyper = KINDS[kind]
     torch._dynamo.reset()
     counters.clear()

@@ -272,6 +272,8 @@ def tensors(shard: Any, replicate: Any, partial_sum: Any) -> None:
         ("gradient partial", (5, 4), shard(0), {"grad_placements": [partial_sum()]}),
         ("gradient by rows", (4, 5), shard(1), {"grad_placements": [shard(0)]}),
         ("float32", (4, 5), shard(1), {"dtype": torch.float32}),
+        ("fused by rows", (5, 8), shard(0), {"dtype": torch.float32, "fused": True, "tolerance": 0.0}),
+        ("fused, one row for two", (1, 8), shard(0), {"dtype": torch.float32, "fused": True, "tolerance": 0.0}),
         # Residuals are of bf16 as well: to 2^-16 of the weights.
         ("bf16", (4, 5), shard(1), {"dtype": torch.bfloat16, "tolerance": 1e-4}),
         ("bf16 by rows", (5, 4), shard(0), {"dtype": torch.bfloat16, "tolerance": 0.0, "fused": False}),

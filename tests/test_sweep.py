@@ -295,6 +295,7 @@ def test_schedule_layer_and_replicate_axes(tmp_path):
     assert falling[-1] < 0.1 * falling[5] and falling.sizes == {"time": 40}
 
 
+@pytest.mark.slow
 def test_faithful_gradients_and_a_rule_of_ones_own(tmp_path):
     own = tmp_path / "mine.py"
     text = (

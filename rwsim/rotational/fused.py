@@ -7,6 +7,7 @@ parameter group. A step then compares addresses, and launches.
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rwsim.rotational.place import is_dtensor, shards_of
 from rwsim.rotational.rotate import layout
 
 # Elements of the longest vector that one program holds.
@@ -32,17 +34,8 @@ _PER_VECTOR = ("norm", "update_norm_sq", "hits", "speed")
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 # Options that decide what is launched; hyperparameters are arguments of the launch.
 _DECIDING = (
-    "rotational",
-    "per_neuron",
-    "neuron_dims",
-    "blocks",
-    "zero_mean",
-    "norm",
-    "fixed_angle",
-    "maximize",
-    "fused",
-    "stochastic_rounding",
-)
+    "rotational", "per_neuron", "neuron_dims", "blocks", "zero_mean", "norm", "fixed_angle", "maximize", "fused", "stochastic_rounding",
+)  # fmt: skip
 
 
 def interpreted() -> bool:
@@ -52,8 +45,6 @@ def interpreted() -> bool:
 
 def lacks(optimizer: Any, group: Mapping[str, Any], param: Tensor) -> str:
     """What the kernels do not carry of a parameter, or nothing."""
-    if type(param) not in (Tensor, torch.nn.Parameter):
-        return f"a {type(param).__name__}"
     if kind_of(optimizer, group) is None:
         return f"the direction of {type(optimizer).__name__}"
     if find_spec("triton") is None:
@@ -62,15 +53,31 @@ def lacks(optimizer: Any, group: Mapping[str, Any], param: Tensor) -> str:
         return f"device {param.device.type}"
     if param.dtype not in _DTYPES:
         return str(param.dtype)
-    if not _dense(param, param) or (param.grad is not None and not _dense(param.grad, param)):
-        return "weights with gaps, or gradients in another order than the weights"
+    dims: tuple[int, ...]
+    shape, dims = param.shape, ()
     if optimizer.is_rotational(group, param):
         if group["norm"] != "initial" or group["fixed_angle"]:
             return "norm='equilibrium' and fixed_angle"
         shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
-        # Vectors one after the other: what indexes them comes first, and dimension 0 has the longest stride.
-        if dims != tuple(range(len(shape) - len(dims), len(shape))) or (not param.is_contiguous() and len(shape) - len(dims) > 1):
+        # Vectors one after the other: what indexes them comes first.
+        if dims != tuple(range(len(shape) - len(dims), len(shape))):
             return "vectors that are not contiguous"
+    grad: Any = param.grad
+    if is_dtensor(param):
+        shards = shards_of(param, shape, dims)
+        if shards is not None and shards.total is not None:
+            return "vectors that several processes share"
+        if grad is not None and grad.placements != param.placements:  # type: ignore[attr-defined]  # DTensor's
+            return "gradients in another place than the weights"
+    elif type(param) not in (Tensor, torch.nn.Parameter):
+        return f"a {type(param).__name__}"
+    own = _own(param)
+    if not own.numel():
+        return "nothing on this process"
+    if not _dense(own, own) or (grad is not None and not _dense(_own(grad), own)):
+        return "weights with gaps, or gradients in another order than the weights"
+    if dims and not own.is_contiguous() and len(shape) - len(dims) > 1:
+        return "vectors that are not contiguous"
     return ""
 
 
@@ -88,6 +95,16 @@ def kind_of(optimizer: Any, group: Mapping[str, Any]) -> str | None:
     if direction is RotationalSGDM.direction:
         return "plain" if not group["momentum"] else "nesterov" if group["nesterov"] else "momentum"
     return None
+
+
+def here(param: Tensor) -> bool:
+    """Whether this process has any of a parameter."""
+    return _own(param).numel() > 0
+
+
+def _own(tensor: Any) -> Tensor:
+    """What this process has of a tensor."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def _dense(tensor: Tensor, like: Tensor) -> bool:
@@ -115,7 +132,7 @@ class _Bucket:
     constants: dict[str, Any]
     warps: int
     programs: Tensor
-    vectors: Tensor
+    vectors: Tensor | None = None
 
 
 class _Plan:
@@ -138,7 +155,8 @@ class _Plan:
         self.steps = torch.stack([state["step"].to(self.device) for _, state, _, _ in entries])
         for (_, state, _, _), step in zip(entries, self.steps.unbind(), strict=True):
             state["step"] = step
-        self.contiguous = all(map(Tensor.is_contiguous, self.params))
+        self.sharded = any(map(is_dtensor, self.params))
+        self.contiguous = all(_own(param).is_contiguous() for param in self.params)
         # Found again by their places: hashing hundreds of tensors takes as long as a step.
         self.states = [state for _, state, _, _ in entries]
         places = {id(state): place for place, state in enumerate(optimizer.state.values())}
@@ -146,7 +164,8 @@ class _Plan:
         self.held = list(chain.from_iterable(map(dict.values, self.states)))
         self.addresses: list[int] = []
         self.table = torch.empty(0)
-        self.spare: list[Tensor] = []
+        # Pinned memory cannot be asked for while capturing: one is kept ready, and those that were captured stay.
+        self.spare: Tensor | None = None
         self.kept: list[Tensor] = []
         self.buckets = list(self._buckets(optimizer, group))
 
@@ -159,22 +178,27 @@ class _Plan:
             params = [param for param in params if id(param) not in left]
         if not all(map(is_, params, self.params)):
             return False
-        grads: list[Any] = [param.grad for param in params]
-        dense = all(map(Tensor.is_contiguous, grads)) if self.contiguous else all(map(_dense, grads, params))
+        grads = self.own([_grad(param) for param in params])
+        dense = all(map(Tensor.is_contiguous, grads)) if self.contiguous else all(map(_dense, grads, self.own(params)))
         every = list(state.values())
         if not dense or len(every) <= max(self.places) or not all(map(is_, map(every.__getitem__, self.places), self.states)):
             return False
         held = list(chain.from_iterable(map(dict.values, self.states)))
         return len(held) == len(self.held) and all(map(is_, held, self.held))
 
+    def own(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What this process has of them."""
+        return list(map(_own, tensors)) if self.sharded else tensors
+
     def _buckets(self, optimizer: Any, group: Mapping[str, Any]) -> Iterator[_Bucket]:
-        programs: dict[tuple, list[list[int]]] = {}
-        vectors: dict[tuple, list[list[int]]] = {}
+        programs: dict[tuple, list[Tensor]] = {}
+        vectors: dict[tuple, list[Tensor]] = {}
         found: dict[tuple, tuple[str, dict[str, Any], int]] = {}
         self.shapes: list[tuple[int, int]] = []
         for place, (param, state, _, rotates) in enumerate(self.entries):
-            count = state["norm"].numel() if rotates else param.numel()
-            length = param.numel() // count
+            elements = _own(param).numel()
+            count = _own(state["norm"]).numel() if rotates else elements
+            length = elements // count
             self.shapes.append((count, length))
             coupled = optimizer.decay_in_direction if rotates else optimizer.decays_through_gradient(group)
             constants = {
@@ -195,48 +219,54 @@ class _Plan:
             key = (what, *constants.values())
             mine, longs = programs.setdefault(key, []), vectors.setdefault(key, [])
             found[key] = what, constants, block * (a_program if what == "rows" else 1)
+            firsts = torch.arange(0, count, a_program, dtype=torch.int32)
             if what != "parts":
-                mine += [[place, first] for first in range(0, count, a_program)]
+                mine.append(torch.stack([torch.full_like(firsts, place), firsts], 1))
                 continue
-            for row in range(count):
-                begin = len(mine)
-                mine += [[place, row, start, len(longs)] for start in range(0, length, _PART)]
-                longs.append([place, row, begin, len(mine)])
+            starts = torch.arange(0, length, _PART, dtype=torch.int32)
+            begin, known = sum(map(len, mine)), sum(map(len, longs))
+            rows = firsts.repeat_interleave(len(starts))
+            mine.append(torch.stack([torch.full_like(rows, place), rows, starts.repeat(count), known + rows], 1))
+            begins = begin + len(starts) * firsts
+            longs.append(torch.stack([torch.full_like(firsts, place), firsts, begins, begins + len(starts)], 1))
         for key, (what, constants, elements) in found.items():
-            on_device = (torch.tensor(lines[key], dtype=torch.int32).to(self.device) for lines in (programs, vectors))
-            yield _Bucket(what, constants, min(16, max(1, elements // _A_WARP.get(str(self.kind), _A_WARP_OF_SGD))), *on_device)
+            on_device = (torch.cat(lines[key]) for lines in (programs, vectors) if lines[key])
+            warps = min(16, max(1, elements // _A_WARP.get(str(self.kind), _A_WARP_OF_SGD)))
+            yield _Bucket(what, constants, warps, *(rows.to(self.device) for rows in on_device))
 
     def address(self) -> None:
         """Bring the table up to date: gradients move, and weights may be given other storage."""
         from rwsim.rotational.kernel import FIELD
 
-        grads = list(map(_grad, self.params))
-        now = [*map(Tensor.data_ptr, self.params), *map(Tensor.data_ptr, grads)]
+        weights, grads = self.own(self.params), self.own(list(map(_grad, self.params)))
+        now = list(map(Tensor.data_ptr, [*weights, *grads, *self.own(self.held)]))
         if now == self.addresses:
             return
+        if any(tensor.device != self.device for tensor in self.held):
+            raise RuntimeError(f"state that was moved away from {self.device} must be moved back before a step")
         lines = []
-        pairs = zip(now[: len(grads)], now[len(grads) :], strict=True)
-        for (_, state, buffers, rotates), (at, grad), (count, length) in zip(self.entries, pairs, self.shapes, strict=True):
+        pairs = zip(now, now[len(grads) :], strict=False)
+        for (_, state, buffers, rotates), (at, grad), (count, length) in zip(self.entries, pairs, self.shapes, strict=False):
             named = dict(zip(("first", "second"), (_pointer(state, name) for name in buffers), strict=False))
             named |= {"param": at, "grad": grad, "rows": count, "length": length}
             for name in ("residual", "step", *(_PER_VECTOR if rotates else ())):
                 named[name] = _pointer(state, name)
             lines.append([named.get(name, 0) for name in FIELD])
         host = torch.tensor(lines, dtype=torch.int64)
-        if self.device.type == "cuda":
-            # A copy from pageable memory waits, and cannot be captured; a captured one reads its source at every replay.
-            capturing = torch.cuda.is_current_stream_capturing()
-            if not capturing and (not self.spare or self.spare[0].shape != host.shape):
-                self.spare = [torch.empty_like(host).pin_memory()]
-            pinned = self.spare.pop() if self.spare else torch.empty_like(host).pin_memory()
-            self.kept = [*self.kept, pinned] if capturing else [pinned]
-            pinned.copy_(host)
-            self.table = pinned.to(self.device, non_blocking=True)
-            if not capturing:
-                self.spare = [torch.empty_like(host).pin_memory()]
-        else:
-            self.table = host
         self.addresses = now
+        if self.device.type != "cuda":
+            self.table = host
+            return
+        # A copy from pageable memory waits, and cannot be captured; what is captured reads its source at every replay.
+        capturing = torch.cuda.is_current_stream_capturing()
+        pinned = self.spare if capturing and self.spare is not None else torch.empty_like(host).pin_memory()
+        self.spare = None if capturing else torch.empty_like(host).pin_memory() if self.spare is None else self.spare
+        pinned.copy_(host)
+        self.kept = [*self.kept, pinned] if capturing else self.kept
+        self.table = pinned.to(self.device, non_blocking=True)
+        if capturing:
+            # This table is filled when the graph is replayed: not before a step outside of it.
+            self.addresses = []
 
 
 def _grad(param: Tensor) -> Tensor:
@@ -245,7 +275,7 @@ def _grad(param: Tensor) -> Tensor:
 
 
 def _pointer(state: Mapping[str, Any], name: str) -> int:
-    return state[name].data_ptr() if name in state else 0
+    return _own(state[name]).data_ptr() if name in state else 0
 
 
 def _triton(dtype: torch.dtype) -> Any:
@@ -284,6 +314,12 @@ def plan(optimizer: Any, place: int, group: Mapping[str, Any], taken: Sequence[T
 
 def launch(made: _Plan, group: Mapping[str, Any], angle: Any, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
     """One step of a plan's parameters."""
+    # Kernels are launched on the current device.
+    with torch.cuda.device(made.device) if made.device.type == "cuda" else nullcontext():
+        _launch(made, group, angle, grad_scale, found_inf)
+
+
+def _launch(made: _Plan, group: Mapping[str, Any], angle: Any, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
     from rwsim.rotational import kernel
 
     made.address()
@@ -327,6 +363,7 @@ def launch(made: _Plan, group: Mapping[str, Any], angle: Any, grad_scale: Tensor
             _run(kernel.step_elements, bucket.warps, programs, made.table, programs, *betas, decay, lr, hyper, scale, found, **constants)
         else:
             vectors = bucket.vectors
+            assert vectors is not None  # parts are of vectors
             sums = torch.empty(len(programs), 6, dtype=torch.float64, device=device)
             scales = torch.empty(len(vectors), 4, device=device)
             passes = {name: value for name, value in constants.items() if name not in ("ZERO_MEAN", "SPEED")}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rwsim.rotational.sharded import Shards
 
 
-def _is_dtensor(tensor: Tensor) -> bool:
+def is_dtensor(tensor: Tensor) -> bool:
     kind = type(tensor)
     # One exists only where its module has been imported.
     module = None if kind is Tensor or kind is torch.nn.Parameter else sys.modules.get("torch.distributed.tensor")
@@ -26,7 +26,7 @@ def shards_of(param: Tensor, shape: torch.Size, dims: tuple[int, ...]) -> "Shard
     Raises:
         InvalidArgument: It lies in a way in which it cannot rotate.
     """
-    if not _is_dtensor(param):
+    if not is_dtensor(param):
         return None
     from rwsim.rotational.sharded import Shards
 
@@ -35,7 +35,7 @@ def shards_of(param: Tensor, shape: torch.Size, dims: tuple[int, ...]) -> "Shard
 
 def fitted(value: Tensor, param: Any, shape: torch.Size, dims: tuple[int, ...]) -> Tensor:
     """A state tensor that was whole, or sharded in another way, as that of a parameter."""
-    if not _is_dtensor(param) and not _is_dtensor(value):
+    if not is_dtensor(param) and not is_dtensor(value):
         return value
     from rwsim.rotational.sharded import fit
 
