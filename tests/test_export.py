@@ -261,7 +261,7 @@ def test_command_line(tmp_path, capsys):
 
 def test_bundles_are_whole_and_refuse_what_clashes():
     replaced = {"rwsim.rotational.lookup": "rate_of = norm_rate_of = None", "rwsim.rotational.place": "shards_of = fitted = None"}
-    replaced["rwsim.rotational.paths"] = "check_paths = step_fast = takes_scale = None"
+    replaced["rwsim.rotational.paths"] = "check_paths = state_changes = step_fast = takes_scale = None"
     for made in (RotationalSGDM, RotationalLion):
         text = bundle({}, [(made.__module__, made.__name__)], replaced)
         assert not re.search(r"^(from|import) rwsim|^\s+from rwsim|>>>", text, re.M)

@@ -1,10 +1,12 @@
 """The ways to take a step agree: fused (Triton; its interpreter on a CPU), plain, capturable, compiled and captured."""
 
 import copy
+import gc
 import math
 import subprocess
 import sys
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -241,6 +243,50 @@ def test_an_overflow_leaves_everything(kind):
         scaler.update()
     assert scaler.get_scale() == 256 and float(other.state[made[0]]["step"]) == 4
     assert_alike(one, other, 1e-5)
+
+
+def test_gradients_are_unscaled_beforehand_where_one_goes_another_way(monkeypatch):
+    """One float64 parameter in the group: GradScaler unscales and looks for overflows itself, in every step."""
+    monkeypatch.setattr("rwsim.rotational.paths._prefers", lambda group, params: group["fused"] is not False)
+    both = [[*weights(shapes=[(7, 35)])[:1], *weights(torch.float64, shapes=[(5, 8)])[:1]] for _ in range(2)]
+    one, other = (
+        RotationalAdamW(params, lr=1e-2, weight_decay=0.1, fused=chosen) for params, chosen in zip(both, (False, None), strict=True)
+    )
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=64.0, growth_interval=1000)
+    for number in range(4):
+        scaler.scale(torch.zeros((), device=DEVICE))
+        walk(one, both[0], steps=1, step=lambda: None, first=number)
+        walk(other, both[1], steps=1, step=lambda: None, first=number)
+        for param in both[1]:
+            param.grad.mul_(scaler.get_scale())
+        assert not other._step_supports_amp_scaling
+        one.step()
+        scaler.step(other)
+        scaler.update()
+    assert taken(other) == 1
+    assert_alike(one, other, 1e-5)
+
+
+def test_memory_that_is_not_aligned_is_read_singly():
+    """Gradients in a bucket, one number on: the same step."""
+    params = [weights(shapes=[(4, 32)])[:1] for _ in range(2)]
+    one, other = (RotationalAdamW(mine, lr=1e-2, weight_decay=0.1, fused=True) for mine in params)
+    grad = torch.randn(4, 32, generator=seeded()).to(DEVICE)
+    params[0][0].grad, params[1][0].grad = grad, torch.cat([torch.zeros(1, device=DEVICE), grad.flatten()])[1:].view(4, 32)
+    one.step()
+    other.step()
+    assert fused._plans[one][0].aligned and not fused._plans[other][0].aligned
+    assert_alike(one, other, 0.0)
+
+
+def test_loading_does_not_hold_on_to_the_old_state():
+    params = weights(shapes=[(4, 32)])[:1]
+    optimizer = RotationalAdamW(params, lr=1e-2, weight_decay=0.1, fused=True)
+    walk(optimizer, [*params, *params], steps=1)
+    old = weakref.ref(optimizer.state[params[0]]["exp_avg"])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    gc.collect()
+    assert old() is None
 
 
 def test_what_changes_between_steps_is_seen():

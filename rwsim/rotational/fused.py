@@ -163,7 +163,7 @@ class _Plan:
         self.places = [places[id(state)] for state in self.states]
         self.held = list(chain.from_iterable(map(dict.values, self.states)))
         self.addresses: list[int] = []
-        self.table = torch.empty(0)
+        self.table, self.aligned = torch.empty(0), False
         # Pinned memory cannot be asked for while capturing: one is kept ready, and those that were captured stay.
         self.spare: Tensor | None = None
         self.kept: list[Tensor] = []
@@ -253,6 +253,8 @@ class _Plan:
                 named[name] = _pointer(state, name)
             lines.append([named.get(name, 0) for name in FIELD])
         host = torch.tensor(lines, dtype=torch.int64)
+        # Gradients may be views into a bucket of DDP's: 16 bytes at a time are read from where all begin at a multiple of them.
+        self.aligned = not bool((host[:, : FIELD.index("norm")] & 15).any())
         self.addresses = now
         if self.device.type != "cuda":
             self.table = host
@@ -312,6 +314,20 @@ def plan(optimizer: Any, place: int, group: Mapping[str, Any], taken: Sequence[T
     return made
 
 
+def drop(optimizer: Any) -> None:
+    """Forget an optimizer's plans, which hold on to its state."""
+    _plans.pop(optimizer, None)
+
+
+def whole(optimizer: Any, place: int, group: Mapping[str, Any], params: Sequence[Tensor]) -> bool:
+    """Whether the kernels carry all of a group's parameters with a gradient."""
+    made = planned(optimizer, place, group, params)
+    if made is not None:
+        return not any(map(here, made.left))
+    one_device = len({param.device for param in params}) == 1
+    return one_device and not any(lacks(optimizer, group, param) for param in params if here(param))
+
+
 def launch(made: _Plan, group: Mapping[str, Any], angle: Any, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
     """One step of a plan's parameters."""
     # Kernels are launched on the current device.
@@ -326,8 +342,8 @@ def _launch(made: _Plan, group: Mapping[str, Any], angle: Any, grad_scale: Tenso
     scaled = grad_scale is not None or found_inf is not None
     device = made.device
     # A table of nothing where there is nothing to read.
-    scale = grad_scale if grad_scale is not None else torch.ones(1, device=device) if scaled else made.table
-    found = found_inf if found_inf is not None else torch.zeros(1, device=device) if scaled else made.table
+    scale = grad_scale.to(device) if grad_scale is not None else torch.ones(1, device=device) if scaled else made.table
+    found = found_inf.to(device) if found_inf is not None else torch.zeros(1, device=device) if scaled else made.table
     made.steps.add_(1.0 - found if scaled else 1.0)
     lr, decay = group["lr"], group["weight_decay"]
     angle = 0.0 if angle is None else angle
@@ -341,26 +357,15 @@ def _launch(made: _Plan, group: Mapping[str, Any], angle: Any, grad_scale: Tenso
     tracking = group["update_norm_decay_factor"]
     tracks = (1 - tracking, _log(tracking), group["rotational_eps"])
     flags = {"KIND": made.kind, "ON_DEVICE": on_device, "SCALED": scaled}
+    last = (hyper, scale, found)
     for bucket in made.buckets:
-        programs, constants = bucket.programs, bucket.constants | flags
+        programs, warps, constants = bucket.programs, bucket.warps, bucket.constants | flags
+        inner = (*betas, decay)
         if bucket.what == "rows":
-            _run(
-                kernel.turn_rows,
-                bucket.warps,
-                programs,
-                made.table,
-                programs,
-                *betas,
-                decay,
-                angle,
-                *tracks,
-                hyper,
-                scale,
-                found,
-                **constants,
-            )
+            constants["ALIGN"] = constants["ALIGN"] if made.aligned else 1
+            _run(kernel.turn_rows, warps, programs, made.table, programs, *inner, angle, *tracks, *last, **constants)
         elif bucket.what == "elements":
-            _run(kernel.step_elements, bucket.warps, programs, made.table, programs, *betas, decay, lr, hyper, scale, found, **constants)
+            _run(kernel.step_elements, warps, programs, made.table, programs, *inner, lr, *last, **constants)
         else:
             vectors = bucket.vectors
             assert vectors is not None  # parts are of vectors
@@ -369,9 +374,9 @@ def _launch(made: _Plan, group: Mapping[str, Any], angle: Any, grad_scale: Tenso
             passes = {name: value for name, value in constants.items() if name not in ("ZERO_MEAN", "SPEED")}
             first = {name: value for name, value in passes.items() if name != "STOCHASTIC"}
             between = {name: constants[name] for name in ("ZERO_MEAN", "SPEED", "ON_DEVICE", "SCALED")} | {"BLOCK": 256}
-            _run(kernel.sum_parts, bucket.warps, programs, made.table, programs, sums, *betas, decay, hyper, scale, found, **first)
-            _run(kernel.settle_rows, bucket.warps, vectors, made.table, vectors, sums, scales, angle, *tracks, hyper, found, **between)
-            _run(kernel.turn_parts, bucket.warps, programs, made.table, programs, scales, *betas, decay, hyper, scale, found, **passes)
+            _run(kernel.sum_parts, warps, programs, made.table, programs, sums, *inner, *last, **first)
+            _run(kernel.settle_rows, warps, vectors, made.table, vectors, sums, scales, angle, *tracks, hyper, found, **between)
+            _run(kernel.turn_parts, warps, programs, made.table, programs, scales, *inner, *last, **passes)
 
 
 def _on(device: torch.device, value: Any) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.rotational.lookup import norm_rate_of, rate_of
-from rwsim.rotational.paths import check_paths, step_fast, takes_scale
+from rwsim.rotational.paths import check_paths, state_changes, step_fast, takes_scale
 from rwsim.rotational.place import fitted, shards_of
 from rwsim.rotational.rotate import centre_, layout, norm_of, rounded_at_random, turn_
 
@@ -447,6 +447,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but state keeps its precision under bf16 and fp16 parameters, and shares nothing with what was loaded."""
+        state_changes(self)
         rotations = [group.get("rotation", self.defaults["rotation"]) for group in self.param_groups]
         self._load(state_dict)
         for group, rotation in zip(self.param_groups, rotations, strict=True):

@@ -1,5 +1,6 @@
 """Faster ways to take a step, where a machine has them. An exported file has none of them."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,11 +72,16 @@ def takes_scale(optimizer: Any) -> bool:
             return False
         from rwsim.rotational import fused
 
-        if fused.planned(optimizer, place, group, params) is None and any(
-            fused.lacks(optimizer, group, param) for param in params if param.numel()
-        ):
+        if not fused.whole(optimizer, place, group, params):
             return False
     return True
+
+
+def state_changes(optimizer: Any) -> None:
+    """To be called before an optimizer's state is replaced: two of it may not fit into memory."""
+    fused = sys.modules.get("rwsim.rotational.fused")
+    if fused is not None:
+        fused.drop(optimizer)
 
 
 def _prefers(group: Mapping[str, Any], params: Sequence[Tensor]) -> bool:
