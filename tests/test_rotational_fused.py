@@ -123,13 +123,13 @@ def test_long_vectors_are_stepped_in_two_passes(kind, short):
 
 
 @pytest.mark.parametrize("kind", ["adamw", "lion", "momentum"])
-@pytest.mark.parametrize("stochastic", [False, True])
-def test_bf16_is_within_a_unit_in_the_last_place(kind, stochastic):
+@pytest.mark.parametrize(("dtype", "stochastic"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)])
+def test_two_bytes_are_within_a_unit_in_the_last_place(kind, dtype, stochastic):
     cls, hyper = KINDS[kind]
     shapes = [(40, 64), (30, 33), (100,)]
     both = []
     for chosen in (False, True):
-        params = weights(torch.bfloat16, shapes)[:3]
+        params = weights(dtype, shapes)[:3]
         optimizer = cls(params, **hyper, fused=chosen, stochastic_rounding=stochastic)
         # Where a last digit of float32 decides a rounding, trajectories part for good: a few steps only.
         walk(optimizer, params, steps=6 if stochastic else STEPS)

@@ -51,6 +51,8 @@ def lacks(optimizer: Any, group: Mapping[str, Any], param: Tensor) -> str:
         return "a machine without Triton"
     if param.device.type != "cuda" and not interpreted():
         return f"device {param.device.type}"
+    if param.is_cuda and (torch.version.hip is not None or torch.cuda.get_device_capability(param.device) < (7, 0)):
+        return "this GPU (NVIDIA's from Volta on are taken)"
     if param.dtype not in _DTYPES:
         return str(param.dtype)
     dims: tuple[int, ...]
