@@ -258,3 +258,19 @@ def test_rotational_of_a_name_and_of_a_rule_are_one():
         drive(optimizer, [param], 3)
         assert type(optimizer).__name__ == "RotationalNesterov"
     assert preset(rotational_of("lion"), lr=1.0, weight_decay=0.1)([nn.Parameter(torch.ones(2, 5))]).rule is rwsim.RULES["lion"]
+
+
+def test_gradscaler_of_an_optimizer_without_a_fused_option():
+    """Groups of RMSprop say nothing of how a step is computed; GradScaler asks."""
+    one, other = (parameter(4, 12, dtype=torch.float32) for _ in range(2))
+    plain, scaled = (RotationalWrapper(torch.optim.RMSprop([param], lr=1e-3), rotation=0.01) for param in (one, other))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    feed = gradients(4, 12, dtype=torch.float32)
+    for _ in range(3):
+        scaler.scale(torch.zeros(()))
+        one.grad = next(feed)
+        other.grad = one.grad * scaler.get_scale()
+        plain.step()
+        scaler.step(scaled)
+        scaler.update()
+    torch.testing.assert_close(one, other, rtol=0, atol=0)

@@ -127,6 +127,11 @@ class RotationalWrapper(RotationalOptimizer):
             rule = f"needs the hyperparameter {error.args[0]} in every group"
             raise InvalidArgument("rotation", rule, group["rotation"], "give a number or a function of the group") from None
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """No: directions come from gradients that GradScaler has unscaled."""
+        return False
+
     @torch.no_grad()
     def centre(self) -> None:
         for group in self.param_groups:
