@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rwsim.rotational.optimizer import PER_VECTOR
 from rwsim.rotational.place import is_dtensor, shards_of
 from rwsim.rotational.rotate import layout
 
@@ -30,7 +31,6 @@ _A_WARP = {"adam": 512, "lion": 512}
 _A_WARP_OF_SGD = 1024
 # Elements of a part of a longer one.
 _PART = 4096
-_PER_VECTOR = ("norm", "update_norm_sq", "hits", "speed")
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 # Options that decide what is launched; hyperparameters are arguments of the launch.
 _DECIDING = (
@@ -251,7 +251,7 @@ class _Plan:
         for (_, state, buffers, rotates), (at, grad), (count, length) in zip(self.entries, pairs, self.shapes, strict=False):
             named = dict(zip(("first", "second"), (_pointer(state, name) for name in buffers), strict=False))
             named |= {"param": at, "grad": grad, "rows": count, "length": length}
-            for name in ("residual", "step", *(_PER_VECTOR if rotates else ())):
+            for name in ("residual", "step", *(PER_VECTOR if rotates else ())):
                 named[name] = _pointer(state, name)
             lines.append([named.get(name, 0) for name in FIELD])
         host = torch.tensor(lines, dtype=torch.int64)
