@@ -371,7 +371,7 @@ def _launch(made: _Plan, group: Mapping[str, Any], angle: Any, grad_scale: Tenso
         else:
             vectors = bucket.vectors
             assert vectors is not None  # parts are of vectors
-            sums = torch.empty(len(programs), 6, dtype=torch.float64, device=device)
+            sums = torch.empty(len(programs), kernel.SUMS.value, dtype=torch.float64, device=device)
             scales = torch.empty(len(vectors), 4, device=device)
             passes = {name: value for name, value in constants.items() if name not in ("ZERO_MEAN", "SPEED")}
             first = {name: value for name, value in passes.items() if name != "STOCHASTIC"}

@@ -314,7 +314,8 @@ class RotationalOptimizer(torch.optim.Optimizer):
             Where `_RATES` has the group's rate, then of each parameter "rotates?,name,name,...", with semicolons between.
         """
         rule = group["rotation"] if isinstance(group["rotation"], str) else self.rule_of(group)
-        lines = [f"{rule} {group['rate']}"]
+        # Two files may have rules of one name.
+        lines = [f"{rule if isinstance(rule, str) else id(rule)} {group['rate']}"]
         # What is found out by trying rules is not for a compiler to follow.
         self.decays_through_gradient(group)
         if not _given(group) and lines[0] not in _RATES:

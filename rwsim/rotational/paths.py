@@ -16,9 +16,15 @@ def check_paths(optimizer: Any, group: Mapping[str, Any]) -> None:
     from rwsim.rotational import fused
 
     for param in group["params"]:
-        missing = fused.lacks(optimizer, group, param) if fused.here(param) else ""
-        if missing:
-            raise InvalidArgument("fused", f"cannot be True: the kernels do not carry {missing}", True, "leave it out")
+        _insist(group, param, fused.lacks(optimizer, group, param))
+
+
+def _insist(group: Mapping[str, Any], param: Tensor, missing: str) -> None:
+    from rwsim.rotational import fused
+
+    # Of an empty parameter nothing is to be done.
+    if missing and group["fused"] and fused.here(param):
+        raise InvalidArgument("fused", f"cannot be True: the kernels do not carry {missing}", True, "leave it out")
 
 
 def step_fast(optimizer: Any, place: int, group: Mapping[str, Any], params: Sequence[Tensor], angle: Any) -> Sequence[Tensor]:
@@ -47,13 +53,10 @@ def step_fast(optimizer: Any, place: int, group: Mapping[str, Any], params: Sequ
         taken: list[Tensor] = []
         left: list[Tensor] = []
         for param in params:
-            # Of an empty parameter nothing is left to do; a plan is of one device.
-            missing = fused.lacks(optimizer, group, param) if param.numel() else "nothing"
+            missing = fused.lacks(optimizer, group, param)
+            _insist(group, param, missing)
             if taken and not missing and param.device != taken[0].device:
-                left.append(param)
-                continue
-            if missing and group["fused"] and param.numel() and fused.here(param):
-                raise InvalidArgument("fused", f"cannot be True: the kernels do not carry {missing}", True, "leave it out")
+                missing = "another device than the group's first"
             (left if missing else taken).append(param)
         if not taken or (found_inf is not None and bool(found_inf)):
             return left
