@@ -121,7 +121,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--model", choices=MODELS, help="default 10m on the CPU, gpt2 on CUDA")
     add("--repeats", type=int, default=15)
-    add("--steps", type=int, help="of a repeat; default 2 on the CPU, 20 on CUDA")
+    add("--steps", type=int, help="of a repeat; default 2 on the CPU, 100 on CUDA")
     add("--rows", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS), metavar="ROW", help=f"of {', '.join(OPTIMIZERS)}; default all")
     add("--out", type=Path, metavar="FILE.csv", help="write the table there too")
     return parser
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
 def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     device = device_of(options.device)
     cuda = device.type == "cuda"
-    options.steps = options.steps if options.steps is not None else 20 if cuda else 2
+    options.steps = options.steps if options.steps is not None else 100 if cuda else 2
     at_least(options, repeats=1, steps=1)
     if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
         raise InvalidArgument("--out", "must be a file in a directory that is there", str(options.out))

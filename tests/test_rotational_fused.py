@@ -134,10 +134,12 @@ def test_two_bytes_are_within_a_unit_in_the_last_place(kind, dtype, stochastic):
         # Where a last digit of float32 decides a rounding, trajectories part for good: a few steps only.
         walk(optimizer, params, steps=6 if stochastic else STEPS)
         assert ("residual" in optimizer.state[params[0]]) is not stochastic
-        both.append(torch.cat([param.detach().flatten() for param in params]).view(torch.int16).int())
+        both.append(torch.cat([param.detach().flatten() for param in params]))
     # Of one sign neighbours are neighbours as whole numbers; a sign that differs is far away.
-    units = (both[0] - both[1]).abs()
-    assert float((units <= 1).float().mean()) >= 0.999 and float((units == 0).float().mean()) >= 0.9
+    units = (both[0].view(torch.int16).int() - both[1].view(torch.int16).int()).abs()
+    # fp16 is finer than float32's rounding of a row, where an entry of it comes by 0: further than bf16 ever is from its neighbours.
+    near = units <= 1 if dtype == torch.bfloat16 else (units <= 1) | ((both[0].float() - both[1].float()).abs() < 2e-7)
+    assert float(near.float().mean()) >= 0.999 and float((units == 0).float().mean()) >= 0.9
 
 
 def test_stochastic_rounding_is_right_on_average():
@@ -267,6 +269,17 @@ def test_gradients_are_unscaled_beforehand_where_one_goes_another_way(monkeypatc
     assert_alike(one, other, 1e-5)
 
 
+@pytest.mark.parametrize("length", [1, 3, 16, 17, 35, 48, 64, 65, 96, 768, 1000, 1025, 1600, 3072, 6000, 8192])
+def test_blocks_hold_a_vector(length):
+    block, tail = fused._two_blocks(length)
+    assert all(size & (size - 1) == 0 for size in (block, tail)) and tail < block
+    # At most a third is left over, but for what is below the smallest block.
+    assert length <= block + tail <= max(32, 1.5 * length) and (tail == 0 or block < length)
+    for kind in (fused._warps(block + tail), fused._warps(block)):
+        assert 1 <= kind <= 16 and kind & (kind - 1) == 0
+    assert {768: (512, 256), 1000: (1024, 0), 3072: (2048, 1024), 1600: (2048, 0)}.get(length, (block, tail)) == (block, tail)
+
+
 def test_memory_that_is_not_aligned_is_read_singly():
     """Gradients in a bucket, one number on: the same step."""
     params = [weights(shapes=[(4, 32)])[:1] for _ in range(2)]
@@ -276,7 +289,8 @@ def test_memory_that_is_not_aligned_is_read_singly():
     one.step()
     other.step()
     assert fused._plans[one][0].aligned and not fused._plans[other][0].aligned
-    assert_alike(one, other, 0.0)
+    # On a GPU numbers lie otherwise on its lanes: sums in another order.
+    assert_alike(one, other, 4e-7 if DEVICE == "cuda" else 0.0)
 
 
 def test_loading_does_not_hold_on_to_the_old_state():
@@ -324,7 +338,8 @@ def test_speeds_are_carried():
         optimizer.state[one[0]]["speed"] = torch.linspace(0, 2, 7, device=DEVICE).view(7, 1)
         before = one[0].detach().clone()
         walk(optimizer, [*one, *one], steps=2, first=1)
-        assert torch.equal(one[0].detach()[0], before[0]) and not torch.equal(one[0].detach()[1], before[1])
+        # At its norm, which is a sum.
+        assert apart(before[0], one[0][0]) < 4e-7 and apart(before[1], one[0][1]) > 1e-3
     assert_alike(*both, 1e-5)
 
 
@@ -396,7 +411,7 @@ def test_captured_steps_are_plain_ones(kind, path):
 
 @CUDA
 def test_a_gpu_is_used_without_being_asked():
-    params = weights()
+    params = weights()[: len(SHAPES)]
     optimizer = RotationalAdamW(params, lr=1e-2, weight_decay=0.1)
     walk(optimizer, params, steps=1)
     assert taken(optimizer) > 0 and optimizer._step_supports_amp_scaling

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from os import environ
 from typing import Any
 
@@ -26,11 +26,12 @@ from rwsim.rotational.rotate import layout
 _LONGEST = 8192
 # Elements of a program, about: of short vectors several share one.
 _PROGRAM = 1024
-# Elements of a warp: as many as registers hold. Measured on an H200, GPT-2's shapes: others were up to a fifth slower.
-_A_WARP = {"adam": 512, "lion": 512}
-_A_WARP_OF_SGD = 1024
+# Elements of a warp at most: what registers hold, since sums within one warp are the fastest. Measured on an H200, GPT-2's shapes.
+_A_WARP = 768
 # Elements of a part of a longer one.
 _PART = 4096
+# Not a function of our own: called for hundreds of parameters a step.
+_grad = attrgetter("grad")
 _DTYPES = {torch.float32, torch.bfloat16, torch.float16}
 # Options that decide what is launched; hyperparameters are arguments of the launch.
 _DECIDING = (
@@ -180,7 +181,7 @@ class _Plan:
             params = [param for param in params if id(param) not in left]
         if not all(map(is_, params, self.params)):
             return False
-        grads = self.own([_grad(param) for param in params])
+        grads = self.own(list(map(_grad, params)))
         dense = all(map(Tensor.is_contiguous, grads)) if self.contiguous else all(map(_dense, grads, self.own(params)))
         every = list(state.values())
         if not dense or len(every) <= max(self.places) or not all(map(is_, map(every.__getitem__, self.places), self.states)):
@@ -214,13 +215,14 @@ class _Plan:
             elif length > _LONGEST:
                 what, block, a_program = "parts", _PART, 1
             else:
-                what, block = "rows", max(16, 1 << (length - 1).bit_length())
-                a_program = max(1, _PROGRAM // block)
-                constants |= {"ALIGN": 16 if length % 16 == 0 else 1, "ROWS": a_program}
+                what, (block, tail) = "rows", _two_blocks(length)
+                # A power of 2.
+                a_program = 1 << max(0, (_PROGRAM // (block + tail)).bit_length() - 1)
+                constants |= {"ALIGN": 16 if length % 16 == 0 else 1, "ROWS": a_program, "TAIL": tail}
             constants["BLOCK"] = block
             key = (what, *constants.values())
             mine, longs = programs.setdefault(key, []), vectors.setdefault(key, [])
-            found[key] = what, constants, block * (a_program if what == "rows" else 1)
+            found[key] = what, constants, (block + tail) * a_program if what == "rows" else block
             firsts = torch.arange(0, count, a_program, dtype=torch.int32)
             if what != "parts":
                 mine.append(torch.stack([torch.full_like(firsts, place), firsts], 1))
@@ -233,8 +235,7 @@ class _Plan:
             longs.append(torch.stack([torch.full_like(firsts, place), firsts, begins, begins + len(starts)], 1))
         for key, (what, constants, elements) in found.items():
             on_device = (torch.cat(lines[key]) for lines in (programs, vectors) if lines[key])
-            warps = min(16, max(1, elements // _A_WARP.get(str(self.kind), _A_WARP_OF_SGD)))
-            yield _Bucket(what, constants, warps, *(rows.to(self.device) for rows in on_device))
+            yield _Bucket(what, constants, _warps(elements), *(rows.to(self.device) for rows in on_device))
 
     def address(self) -> None:
         """Bring the table up to date: gradients move, and weights may be given other storage."""
@@ -273,9 +274,18 @@ class _Plan:
             self.addresses = []
 
 
-def _grad(param: Tensor) -> Tensor:
-    assert param.grad is not None  # a plan is of parameters that have one
-    return param.grad
+def _warps(elements: int) -> int:
+    """Of a program: a power of 2."""
+    return min(16, 1 << (-(-elements // _A_WARP) - 1).bit_length())
+
+
+def _two_blocks(length: int) -> tuple[int, int]:
+    """Powers of 2 that hold a vector between them with the least left over; the second may be 0."""
+    block = max(16, 1 << (length.bit_length() - 1))
+    if block >= length:
+        return block, 0
+    tail = max(16, 1 << (length - block - 1).bit_length())
+    return (block, tail) if tail < block else (2 * block, 0)
 
 
 def _pointer(state: Mapping[str, Any], name: str) -> int:

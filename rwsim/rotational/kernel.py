@@ -169,13 +169,25 @@ def _scales(
 
 
 @triton.jit
+def _sums(g, p, u, ZERO_MEAN: tl.constexpr):
+    """Of each row: 1 where a gradient is not zero, 2 where one is NaN; sums of p^2, u p, and u and p where means are needed."""
+    # Whole numbers: a warp finds their maximum in one instruction.
+    seen = tl.max(tl.where(g != g, 2, tl.where(g != 0, 1, 0)), 1)
+    length_sq, dot = tl.sum(p * p, 1), tl.sum(u * p, 1)
+    mean, own = tl.zeros_like(dot), tl.zeros_like(dot)
+    if ZERO_MEAN:
+        mean, own = tl.sum(u, 1), tl.sum(p, 1)
+    return seen, length_sq, dot, mean, own
+
+
+@triton.jit
 def turn_rows(
     table, programs, beta1, beta2, rest1, rest2, log1, log2, eps, decay, angle, tracking, log_tracking, added, hyper, grad_scale, found_inf,
     KIND: tl.constexpr, DTYPE: tl.constexpr, GRAD: tl.constexpr, ZERO_MEAN: tl.constexpr, COUPLED: tl.constexpr, MAXIMIZE: tl.constexpr,
     RESIDUAL: tl.constexpr, STOCHASTIC: tl.constexpr, SPEED: tl.constexpr, ON_DEVICE: tl.constexpr, SCALED: tl.constexpr,
-    ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Vectors that fit: each is read once."""
+    """Vectors that fit: each is read once, in a block and, where TAIL is not 0, a second one: of 768 and 3072 none is half empty."""
     program = tl.program_id(0)
     table += tl.load(programs + 2 * program) * FIELDS
     row = tl.load(programs + 2 * program + 1) + tl.arange(0, ROWS)
@@ -196,19 +208,36 @@ def turn_rows(
         KIND, DTYPE, GRAD, COUPLED, MAXIMIZE, RESIDUAL, ALIGN,
     )  # fmt: skip
     u = tl.where(mask, u, 0.0)
-    drive, length_sq, dot = tl.sum(tl.abs(g), 1), tl.sum(p * p, 1), tl.sum(u * p, 1)
+    seen, length_sq, dot, mean, own = _sums(g, p, u, ZERO_MEAN)
+    if TAIL:
+        column2 = BLOCK + tl.arange(0, TAIL)
+        at2 = row.to(tl.int64)[:, None] * count + column2[None, :]
+        mask2 = live[:, None] & (column2 < count)[None, :]
+        p2, g2, u2, first2, second2 = _loaded(
+            table, at2, mask2, beta1, beta2, rest1, rest2, log1, log2, eps, decay, inverse_scale,
+            KIND, DTYPE, GRAD, COUPLED, MAXIMIZE, RESIDUAL, ALIGN,
+        )  # fmt: skip
+        u2 = tl.where(mask2, u2, 0.0)
+        seen2, length_sq2, dot2, mean2, own2 = _sums(g2, p2, u2, ZERO_MEAN)
+        seen = tl.maximum(seen, seen2)
+        length_sq, dot, mean, own = length_sq + length_sq2, dot + dot2, mean + mean2, own + own2
     n = count.to(tl.float32)
-    mean, own = tl.zeros_like(dot), tl.zeros_like(dot)
-    if ZERO_MEAN:
-        mean, own = tl.sum(u, 1) / n, tl.sum(p, 1) / n
+    mean, own = mean / n, own / n
     shift, along = _projected(dot, length_sq, mean, own, n, ZERO_MEAN)
     u = tl.where(mask, u - shift[:, None], 0.0) - along[:, None] * p
     size_sq = tl.sum(u * u, 1)
+    if TAIL:
+        u2 = tl.where(mask2, u2 - shift[:, None], 0.0) - along[:, None] * p2
+        size_sq += tl.sum(u2 * u2, 1)
+    drive = tl.where(seen == 2, float("nan"), seen.to(tl.float32))
     scale, factor = _scales(
         table, row, live, length_sq, mean, along, size_sq, drive, count, angle, tracking, log_tracking, added, ZERO_MEAN, SPEED
     )
     p = p * scale[:, None] - u * factor[:, None]
     _store(table, at, mask, p, first, second, KIND, DTYPE, RESIDUAL, STOCHASTIC, ALIGN)
+    if TAIL:
+        p2 = p2 * scale[:, None] - u2 * factor[:, None]
+        _store(table, at2, mask2, p2, first2, second2, KIND, DTYPE, RESIDUAL, STOCHASTIC, ALIGN)
 
 
 @triton.jit
