@@ -66,7 +66,8 @@ OPTIMIZERS: dict[str, Callable[[list[dict]], Any]] = {
     "RotationalLion": lambda groups: RotationalLion(groups, lr=1e-4),
     "RotationalLion graph": lambda groups: Captured(RotationalLion(groups, lr=1e-4, capturable=True)),
     "RotationalSGDM graph": lambda groups: Captured(RotationalSGDM(groups, **_SGD, capturable=True)),
-    "RotationalAdamW plain": lambda groups: RotationalAdamW(groups, **_ADAMW, fused=False),
+    "RotationalAdamW foreach": lambda groups: RotationalAdamW(groups, **_ADAMW, fused=False, foreach=True),
+    "RotationalAdamW plain": lambda groups: RotationalAdamW(groups, **_ADAMW, fused=False, foreach=False),
     "RotationalAdamW graph": lambda groups: Captured(RotationalAdamW(groups, **_ADAMW, capturable=True)),
     "RotationalWrapper(AdamW)": lambda groups: RotationalWrapper(torch.optim.AdamW(groups, **_ADAMW, foreach=True), rotation="adamw"),
 }

@@ -161,6 +161,8 @@ for where, name in product(LAYOUTS, OPTIMIZERS):
 for where in ("fsdp rows", "fsdp columns", "tensor parallel"):
     CASES[f"{where}, float32"] = partial(follows, LAYOUTS[where], "adamw", torch.float32)
     CASES[f"{where}, whole tensors"] = partial(follows, LAYOUTS[where], "adamw", torch.float64, per_neuron=False)
+for where, name in product(["fsdp rows", "fsdp columns", "tensor parallel"], ["adamw", "lion"]):
+    CASES[f"{where}, foreach, {name}"] = partial(follows, LAYOUTS[where], name, torch.float64, foreach=True)
 for where, name in product(["fsdp columns", "tensor parallel"], WRAPPED):
     # torch's foreach, its default on CUDA, does not take plain and sharded parameters together.
     CASES[f"{where}, {name}"] = partial(follows, LAYOUTS[where], name, torch.float64, foreach=False)
@@ -273,6 +275,12 @@ def tensors(shard: Any, replicate: Any, partial_sum: Any) -> None:
         ("gradient partial", (5, 4), shard(0), {"grad_placements": [partial_sum()]}),
         ("gradient by rows", (4, 5), shard(1), {"grad_placements": [shard(0)]}),
         ("float32", (4, 5), shard(1), {"dtype": torch.float32}),
+        ("foreach by columns", (4, 5), shard(1), {"foreach": True}),
+        ("foreach, one column for two", (3, 1, 3, 3), shard(1), {"foreach": True}),
+        ("foreach, one row for two", (1, 6), shard(0), {"foreach": True}),
+        ("foreach, blocks by columns", (6, 5), shard(1), {"blocks": 3, "per_neuron": False, "foreach": True}),
+        ("foreach, speeds", (4, 5), shard(1), {"change": speeds, "foreach": True}),
+        ("foreach, bf16", (4, 5), shard(1), {"dtype": torch.bfloat16, "tolerance": 1e-4, "foreach": True}),
         ("fused by rows", (5, 8), shard(0), {"dtype": torch.float32, "fused": True, "tolerance": 0.0}),
         ("fused, one row for two", (1, 8), shard(0), {"dtype": torch.float32, "fused": True, "tolerance": 0.0}),
         # Residuals are of bf16 as well: to 2^-16 of the weights.
@@ -358,7 +366,7 @@ def small_blocks(device: str) -> None:
 
 
 def communicates(device: str) -> None:
-    """What docs/rotational.md says of bytes: none where rows are whole; 40 and 8 a vector in two rounds where they are not."""
+    """What docs/rotational.md says of bytes: none where rows are whole; 40 and 8 a vector in two rounds, of a tensor or of a lot."""
     import rwsim.rotational.sharded as module
 
     kept, sent = module.dist.all_reduce, []
@@ -369,14 +377,15 @@ def communicates(device: str) -> None:
 
     module.dist.all_reduce = counted  # type: ignore[assignment]
     try:
-        for where, expected in (
-            ("fsdp rows", []),
-            ("fsdp columns", [40 * 8, 8 * 8, 40 * 5, 8 * 5, 40, 8]),
-            ("tensor parallel", [40 * 5, 8 * 5]),
+        for where, foreach, expected in (
+            ("fsdp rows", False, []),
+            ("fsdp columns", False, [40 * 8, 8 * 8, 40 * 5, 8 * 5, 40, 8]),
+            ("fsdp columns", True, [40 * 14, 8 * 14]),
+            ("tensor parallel", False, [40 * 5, 8 * 5]),
         ):
             place, split = LAYOUTS[where]
             model = place(Net(torch.float32, device), device)
-            optimizer = CLASSES["adamw"](model.parameters())
+            optimizer = CLASSES["adamw"](model.parameters(), foreach=foreach)
             optimizer.centre()
             batches = data(torch.float32, device, 2)
             train(model, optimizer, batches[:1], split)

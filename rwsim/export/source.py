@@ -25,8 +25,9 @@ _NO_HASH = "0" * 64
 _NO_PATHS = '''
 def check_paths(optimizer, group):
     """This file has the plain path alone."""
-    if group.get("fused"):
-        raise ValueError(f"{type(optimizer).__name__} has no fused path: rwsim.rotational has it")
+    for name in ("fused", "foreach"):
+        if group.get(name):
+            raise ValueError(f"{type(optimizer).__name__} has no {name} path: rwsim.rotational has it")
 
 
 def step_fast(optimizer, place, group, params, angle):

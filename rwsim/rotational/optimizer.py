@@ -27,7 +27,7 @@ OPTIONS: Mapping[str, Any] = {
     "update_norm_decay_factor": 0.9, "rotational_eps": 1e-8, "norm": "initial", "fixed_angle": False, "maximize": False,
 }  # fmt: skip
 # Of how a step is computed.
-PATHS: Mapping[str, Any] = {"fused": None, "capturable": False, "stochastic_rounding": False}
+PATHS: Mapping[str, Any] = {"fused": None, "foreach": None, "capturable": False, "stochastic_rounding": False}
 _IS_SPARSE = attrgetter("is_sparse")
 # A hyperparameter: torch schedules tensors as well.
 Number = float | int | Tensor
@@ -56,6 +56,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
     - ``fixed_angle``: turn by exactly eta_r in every step.
     - ``maximize``: follow the gradient.
     - ``fused``: Triton kernels that read each vector once, on CUDA. None takes them where they apply; True insists.
+    - ``foreach``: many parameters at once, in temporary memory of their size. None takes it on CUDA for what has no kernel; True insists.
     - ``capturable``: keep the step count beside the parameter, so that a step can be captured in a CUDA graph (after one that was not).
     - ``stochastic_rounding``: round bf16 weights up or down at random, without ``residual``; the same on every replica.
 
@@ -375,15 +376,12 @@ class RotationalOptimizer(torch.optim.Optimizer):
         shape, dims = param.shape, ()
         if rotational:
             shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
-        decay = group["weight_decay"]
         # On the device where a graph is made of this; in float64, where 1 - beta^t keeps its digits.
         step = state["step"].double() if group["capturable"] or torch.compiler.is_compiling() else float(state["step"])
         elementwise = [name for name in ("residual", *self.buffers(group)) if name in state]
         own = [name for name in PER_VECTOR if rotational and name in state]
         count = math.prod([shape[d] for d in dims])
-        norm = None
-        if rotational and group["norm"] == "equilibrium":
-            norm = self._norm(group, count)
+        norm = self.set_norm(group, count) if rotational else None
         shards = shards_of(param, shape, dims)
         tensors = {"param": param, "grad": grad, **{name: state[name] for name in elementwise}}
         vector_state, total = {name: state[name] for name in own}, None
@@ -396,36 +394,51 @@ class RotationalOptimizer(torch.optim.Optimizer):
         first = 0
         # Processes that add up their sums must do so equally often.
         for part in _blocks(tensors, whole=0 in dims or param.device.type != "cpu" or total is not None or torch.compiler.is_compiling()):
-            target, residual = part["param"], part.get("residual")
-            low = target.dtype != work_type(param)
-            vectors = target.float() if low else target
-            if residual is not None:
-                vectors.add_(residual)
-            grad = part["grad"].float() if low else part["grad"]
-            if group["maximize"]:
-                grad = -grad
-            if not rotational:
-                self.plain_(vectors, grad, part, group, step)
-            else:
-                if self.decay_in_direction:
-                    grad = grad + decay * vectors
-                update = self.direction(grad, part, group, step)
-                turn_(
-                    vectors, update, dims, part, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
-                    eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], norm=norm, grad=part["grad"],
-                    total=total, count=count,
-                )  # fmt: skip
-            if group["stochastic_rounding"] and target.dtype == torch.bfloat16:
-                target.copy_(rounded_at_random(vectors, first, step))
-                first += vectors.numel()
-            elif low:
-                target.copy_(vectors)
-            if residual is not None:
-                residual.copy_(vectors.sub_(target))
+            self.step_part(part, group, step, rotational, angle, dims, norm, total, count, first)
+            first += part["param"].numel()
 
-    def _norm(self, group: Mapping[str, Any], fan_in: int) -> float | None:
-        """The equilibrium norm of a group's vectors; None where there is none, as at lr 0: they then keep theirs."""
-        if not float(group["lr"]) or not float(group.get("weight_decay", 0)):
+    def step_part(
+        self, part: Mapping[str, Any], group: Mapping[str, Any], step: Number, rotational: bool, angle: Any, dims: Any, norm: float | None,
+        total: Callable[[Tensor], Tensor] | None, count: Any, first: int = 0,
+    ) -> None:  # fmt: skip
+        """A step of some rows of a parameter, or of many parameters (`foreach.Many`).
+
+        Args:
+            part: ``param``, ``grad`` and the tensors of its state.
+            group, step, angle: Hyperparameters, the step's number, eta_r.
+            rotational: Whether it rotates.
+            dims, norm, total, count: As in `rotate.turn_`.
+            first: Place of the part's first element in the parameter.
+        """
+        target, residual = part["param"], part.get("residual")
+        low = target.dtype != work_type(target)
+        vectors = target.float() if low else target
+        if residual is not None:
+            vectors.add_(residual)
+        grad = part["grad"].float() if low else part["grad"]
+        if group["maximize"]:
+            grad = -grad
+        if not rotational:
+            self.plain_(vectors, grad, part, group, step)
+        else:
+            if self.decay_in_direction:
+                grad = grad + group["weight_decay"] * vectors
+            update = self.direction(grad, part, group, step)
+            turn_(
+                vectors, update, dims, part, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
+                eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], norm=norm, grad=part["grad"],
+                total=total, count=count,
+            )  # fmt: skip
+        if group["stochastic_rounding"] and target.dtype == torch.bfloat16:
+            target.copy_(rounded_at_random(vectors, first, step))
+        elif low:
+            target.copy_(vectors)
+        if residual is not None:
+            residual.copy_(vectors.sub_(target))
+
+    def set_norm(self, group: Mapping[str, Any], fan_in: int) -> float | None:
+        """The norm that a group's vectors are given: None, they keep theirs, but with ``norm="equilibrium"`` (at lr 0 there is none)."""
+        if group["norm"] != "equilibrium" or not float(group["lr"]) or not float(group.get("weight_decay", 0)):
             return None
         norm = float(norm_rate_of(self.rule_of(group), group["rate"])(group, fan_in))
         return norm if 0 < norm < math.inf else None

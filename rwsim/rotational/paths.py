@@ -11,7 +11,12 @@ from rwsim.errors import InvalidArgument
 
 def check_paths(optimizer: Any, group: Mapping[str, Any]) -> None:
     """Raise InvalidArgument where a group asks for a path that cannot be taken; a wrapper's group has no say in it."""
-    if not group.get("fused") or "fused" not in optimizer.options:
+    if "fused" not in optimizer.options:
+        return
+    if group["foreach"] and (group["fused"] or group["capturable"]):
+        other = "fused" if group["fused"] else "capturable"
+        raise InvalidArgument("foreach", f"cannot be True with {other}=True", True, "leave one of them out")
+    if not group["fused"]:
         return
     from rwsim.rotational import fused
 
@@ -43,8 +48,16 @@ def step_fast(optimizer: Any, place: int, group: Mapping[str, Any], params: Sequ
     Raises:
         InvalidArgument: ``fused=True`` for what the kernels do not carry.
     """
-    if not params or not _prefers(group, params):
-        return params
+    left = _step_fused(optimizer, place, group, params, angle) if params and _prefers(group, params) else params
+    # A graph's step count lies on the device, where lots cannot be told by it.
+    if left and not group["capturable"] and (group["foreach"] or (group["foreach"] is None and left[0].is_cuda)):
+        from rwsim.rotational.foreach import step_many
+
+        left = step_many(optimizer, group, left, angle)
+    return left
+
+
+def _step_fused(optimizer: Any, place: int, group: Mapping[str, Any], params: Sequence[Tensor], angle: Any) -> Sequence[Tensor]:
     from rwsim.rotational import fused
 
     grad_scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)

@@ -84,7 +84,7 @@ def centre_(vectors: Tensor, dims: tuple[int, ...], total: Callable[[Tensor], Te
 def turn_(
     vectors: Tensor, update: Tensor, dims: tuple[int, ...], state: Mapping[str, Tensor], angle: Any, *, zero_mean: bool, decay: float,
     eps: float, fixed_angle: bool, norm: Any = None, floor: float = 0.0, grad: Tensor | None = None,
-    total: Callable[[Tensor], Tensor] | None = None, count: int = 0,
+    total: Callable[[Tensor], Tensor] | None = None, count: Any = None,
 ) -> None:  # fmt: skip
     """Turn vectors against an update, in place (Algorithm 1, lines 13 to 17).
 
@@ -121,7 +121,7 @@ def turn_(
 
 def project_(
     vectors: Tensor, update: Tensor, dims: tuple[int, ...], *, zero_mean: bool, floor: float = 0.0, grad: Tensor | None = None,
-    total: Callable[[Tensor], Tensor] | None = None, count: int = 0,
+    total: Callable[[Tensor], Tensor] | None = None, count: Any = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:  # fmt: skip
     """u <- u - <u, p> / ||p||^2 p - mean u, in place: what of `turn_` needs sums along vectors.
 
@@ -129,15 +129,16 @@ def project_(
         vectors, update, dims, zero_mean, floor, grad: As in `turn_`.
         total: Adds up sums of shards, in two rounds: takes a tensor of this process's and returns the sums of all, as it likes in the same
             memory. None: vectors are whole.
-        count: Elements of a whole vector, for `total`.
+        count: Elements of a whole vector; needed with `total`, else None will do.
 
     Returns:
         One number a vector each: ||p||; ||u||; the ||u|| that rounding may have left; ||grad||, or None without.
     """
     kind = torch.finfo(vectors.dtype)
     drive = mean = own = None
-    if total is None:
+    if count is None:
         count = math.prod([vectors.shape[d] for d in dims])
+    if total is None:
         length = norm_of(vectors, dims)
         if grad is not None:
             drive = norm_of(grad, dims).to(vectors.dtype)
@@ -166,7 +167,7 @@ def project_(
         # What is left of p without its mean: nothing of a constant vector, which needs no more than the mean taken out.
         across = 1 - tilt * own
         along = along.addcmul_(tilt, mean, value=-1).div_(across).masked_fill_(across <= _ROUNDING * kind.eps, 0.0)
-        left.add_(mean.abs(), alpha=_ROUNDING * kind.eps * count**0.5)
+        left.add_(mean.abs().mul_(_ROUNDING * kind.eps * count**0.5))
         update.sub_(mean.addcmul_(along, own, value=-1))
     left.addcmul_(along.abs(), length, value=_ROUNDING * kind.eps)
     update.addcmul_(vectors, along, value=-1)
