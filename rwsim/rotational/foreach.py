@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rwsim.rotational.optimizer import PER_VECTOR
+from rwsim.rotational.piece import Piece, layout_of, piece_of
 from rwsim.rotational.place import shards_of
-from rwsim.rotational.rotate import layout
 
 _SUMS = {"sum", "mean", "linalg_vector_norm"}
 # Keywords of torch._foreach functions.
@@ -103,7 +103,7 @@ def step_many(optimizer: Any, group: Mapping[str, Any], params: Sequence[Tensor]
             left.append(param)
             continue
         state, rotates = optimizer.prepare(param, group)
-        shape, dims = _layout(group, param, rotates)
+        shape, dims = layout_of(group, param, rotates)
         shards = shards_of(param, shape, dims)
         shared = None if shards is None else (id(shards.mesh), tuple(shards.along))
         norm = optimizer.set_norm(group, math.prod([shape[d] for d in dims])) if rotates else None
@@ -115,50 +115,46 @@ def step_many(optimizer: Any, group: Mapping[str, Any], params: Sequence[Tensor]
     return left
 
 
-def _layout(group: Mapping[str, Any], param: Tensor, rotates: bool) -> tuple[torch.Size, tuple[int, ...]]:
-    if not rotates:
-        return param.shape, ()
-    return layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+def _step_lot(optimizer: Any, group: Mapping[str, Any], lot: Sequence[Tensor], rotates: bool, angle: Any, norm: float | None) -> None:
+    states = [optimizer.state[param] for param in lot]
+    torch._foreach_add_([state["step"] for state in states], 1)
+    names = [name for name in ("residual", *optimizer.buffers(group)) if name in states[0]]
+    per_vector = [name for name in PER_VECTOR if rotates and name in states[0]]
+    pieces = []
+    for param, state in zip(lot, states, strict=True):
+        tensors: Any = {"param": param, "grad": param.grad, **{name: state[name] for name in names}}
+        pieces.append(piece_of(param, group, tensors, {name: state[name] for name in per_vector}, rotates))
+    part, count, give_back = together(pieces)
+    optimizer.step_part(part, group, float(states[0]["step"]), rotates, angle, (), norm, pieces[0].total, count)
+    give_back()
+
+
+def together(pieces: Sequence[Piece]) -> tuple[dict[str, Any], Tensor | None, Callable[[], None]]:
+    """Pieces of parameters as one.
+
+    Returns:
+        Name -> `Many` of their tensors, or all their vectors' numbers; the length of every vector, if they have numbers; what to call when
+        the numbers have been changed.
+    """
+    dims = [piece.dims for piece in pieces]
+    part: dict[str, Any] = {name: Many([piece.tensors[name] for piece in pieces], dims) for name in pieces[0].tensors}
+    numbers = {name: [piece.numbers[name] for piece in pieces] for name in pieces[0].numbers}
+    part |= {name: torch.cat([value.flatten() for value in values]) for name, values in numbers.items()}
+    count = None
+    if numbers:
+        sizes = [value.numel() for value in next(iter(numbers.values()))]
+        flat = part[next(iter(numbers))]
+        count = _lengths(tuple(piece.fan_in for piece in pieces), tuple(sizes), flat.dtype, flat.device)
+
+    def give_back() -> None:
+        for name, values in numbers.items():
+            new = part[name].split([value.numel() for value in values])
+            torch._foreach_copy_(values, [one.view(old.shape) for one, old in zip(new, values, strict=True)])
+
+    return part, count, give_back
 
 
 @lru_cache
 def _lengths(lengths: tuple[int, ...], counts: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """The length of every vector. Kept: a copy to a GPU would wait for it."""
     return torch.tensor(lengths, dtype=dtype).repeat_interleave(torch.tensor(counts)).to(device)
-
-
-def _step_lot(optimizer: Any, group: Mapping[str, Any], lot: Sequence[Tensor], rotates: bool, angle: Any, norm: float | None) -> None:
-    states = [optimizer.state[param] for param in lot]
-    torch._foreach_add_([state["step"] for state in states], 1)
-    names = [name for name in ("residual", *optimizer.buffers(group)) if name in states[0]]
-    per_vector = [name for name in PER_VECTOR if rotates and name in states[0]]
-    held: dict[str, list[Tensor]] = {name: [] for name in ("param", "grad", *names, *per_vector)}
-    every: list[tuple[int, ...]] = []
-    counts: list[int] = []
-    sizes: list[int] = []
-    total = None
-    for param, state in zip(lot, states, strict=True):
-        shape, dims = _layout(group, param, rotates)
-        shards = shards_of(param, shape, dims)
-        mine = {"param": param, "grad": param.grad, **{name: state[name] for name in names}}
-        numbers = {name: state[name] for name in per_vector}
-        if shards is not None:
-            mine = {name: shards.local(tensor) for name, tensor in mine.items()}
-            numbers = {name: shards.local_state(value) for name, value in numbers.items()}
-            total = shards.total
-        for name, tensor in mine.items():
-            held[name].append(tensor if shape == param.shape else tensor.unflatten(0, shape[:2]))
-        for name, value in numbers.items():
-            held[name].append(value)
-        every.append(dims)
-        counts.append(math.prod([shape[d] for d in dims]))
-    part: dict[str, Any] = {name: Many(held[name], every) for name in ("param", "grad", *names)}
-    part |= {name: torch.cat([value.flatten() for value in held[name]]) for name in per_vector}
-    count = None
-    if rotates:
-        sizes = [value.numel() for value in held["norm"]]
-        count = _lengths(tuple(counts), tuple(sizes), part["norm"].dtype, part["norm"].device)
-    optimizer.step_part(part, group, float(states[0]["step"]), rotates, angle, (), norm, total, count)
-    for name in per_vector:
-        parts = part[name].split(sizes)
-        torch._foreach_copy_(held[name], [new.view(old.shape) for new, old in zip(parts, held[name], strict=True)])

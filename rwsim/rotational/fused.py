@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from rwsim.rotational.optimizer import PER_VECTOR
+from rwsim.rotational.piece import layout_of
 from rwsim.rotational.place import is_dtensor, shards_of
-from rwsim.rotational.rotate import layout
 
 # Elements of the longest vector that one program holds.
 _LONGEST = 8192
@@ -61,7 +61,7 @@ def lacks(optimizer: Any, group: Mapping[str, Any], param: Tensor) -> str:
     if optimizer.is_rotational(group, param):
         if group["norm"] != "initial" or group["fixed_angle"]:
             return "norm='equilibrium' and fixed_angle"
-        shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+        shape, dims = layout_of(group, param)
         # Vectors one after the other: what indexes them comes first.
         if dims != tuple(range(len(shape) - len(dims), len(shape))):
             return "vectors that are not contiguous"

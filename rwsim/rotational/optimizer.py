@@ -16,6 +16,7 @@ from rwsim.errors import InvalidArgument
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.rotational.lookup import norm_rate_of, rate_of
 from rwsim.rotational.paths import check_paths, state_changes, step_fast, takes_scale
+from rwsim.rotational.piece import layout_of, piece_of
 from rwsim.rotational.place import fitted, shards_of
 from rwsim.rotational.rotate import centre_, layout, norm_of, rounded_at_random, turn_
 
@@ -160,7 +161,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
                 raise InvalidArgument("rotational", f"cannot be True for a parameter of shape {tuple(param.shape)}: {reason}", True)
             if self.is_rotational(group, param):
                 # Refuses shards that cannot rotate.
-                shards_of(param, *layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"]))
+                shards_of(param, *layout_of(group, param))
         check_paths(self, group)
         if self._turns(group):
             rotation = self.rotation(group)
@@ -351,7 +352,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
 
     def _begin(self, param: Tensor, group: Mapping[str, Any], state: dict[str, Any]) -> None:
         """Give a parameter that is about to rotate for the first time its norms, and take the mean out."""
-        shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+        shape, dims = layout_of(group, param)
         kept = tuple(1 if d in dims else size for d, size in enumerate(shape))
         if "norm" in state and state["norm"].shape == kept:
             return
@@ -372,29 +373,17 @@ class RotationalOptimizer(torch.optim.Optimizer):
     def _step_param(
         self, param: Tensor, grad: Tensor, group: Mapping[str, Any], state: dict[str, Any], rotational: bool, angle: Any
     ) -> None:
-        dims: tuple[int, ...]
-        shape, dims = param.shape, ()
-        if rotational:
-            shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
         # On the device where a graph is made of this; in float64, where 1 - beta^t keeps its digits.
         step = state["step"].double() if group["capturable"] or torch.compiler.is_compiling() else float(state["step"])
-        elementwise = [name for name in ("residual", *self.buffers(group)) if name in state]
-        own = [name for name in PER_VECTOR if rotational and name in state]
-        count = math.prod([shape[d] for d in dims])
-        norm = self.set_norm(group, count) if rotational else None
-        shards = shards_of(param, shape, dims)
-        tensors = {"param": param, "grad": grad, **{name: state[name] for name in elementwise}}
-        vector_state, total = {name: state[name] for name in own}, None
-        if shards is not None:
-            tensors = {name: shards.local(tensor) for name, tensor in tensors.items()}
-            vector_state, total = {name: shards.local_state(value) for name, value in vector_state.items()}, shards.total
-        if shape != param.shape:
-            tensors = {name: tensor.unflatten(0, shape[:2]) for name, tensor in tensors.items()}
-        tensors |= vector_state
-        first = 0
+        names = [name for name in ("residual", *self.buffers(group)) if name in state]
+        own = {name: state[name] for name in PER_VECTOR if rotational and name in state}
+        piece = piece_of(param, group, {"param": param, "grad": grad, **{name: state[name] for name in names}}, own, rotational)
+        norm = self.set_norm(group, piece.fan_in) if rotational else None
         # Processes that add up their sums must do so equally often.
-        for part in _blocks(tensors, whole=0 in dims or param.device.type != "cpu" or total is not None or torch.compiler.is_compiling()):
-            self.step_part(part, group, step, rotational, angle, dims, norm, total, count, first)
+        whole = 0 in piece.dims or param.device.type != "cpu" or piece.total is not None or torch.compiler.is_compiling()
+        first = 0
+        for part in _blocks(piece.tensors | piece.numbers, whole):
+            self.step_part(part, group, step, rotational, angle, piece.dims, norm, piece.total, piece.fan_in, first)
             first += part["param"].numel()
 
     def step_part(
@@ -550,7 +539,7 @@ def _placed(name: str, value: Tensor, param: Tensor, group: Mapping[str, Any]) -
     dims: tuple[int, ...]
     shape, dims = param.shape, ()
     if name in PER_VECTOR and param.dim():
-        shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
+        shape, dims = layout_of(group, param)
     return fitted(value.to(device=param.device, dtype=kept, copy=True), param, shape, dims)
 
 

@@ -1,9 +1,8 @@
 """RotationalWrapper: any torch optimizer's directions, at a rotation that is set."""
 
 import inspect
-import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy, deepcopy
 from itertools import chain
 from typing import Any
@@ -13,8 +12,9 @@ from torch import Tensor
 
 from rwsim.errors import InvalidArgument
 from rwsim.rotational.optimizer import OPTIONS, PER_VECTOR, RotationalOptimizer, forget, work_type
+from rwsim.rotational.piece import Piece, layout_of, piece_of
 from rwsim.rotational.place import shards_of
-from rwsim.rotational.rotate import layout, turn_
+from rwsim.rotational.rotate import turn_
 
 # How an inner optimizer's direction depends on the weights: not at all or along them; through decay in its gradient; otherwise.
 _FREE, _COUPLED, _DIFFERENCE = "free", "coupled", "difference"
@@ -179,8 +179,18 @@ class RotationalWrapper(RotationalOptimizer):
             for (param, _), old, grad in zip(turning, kept, grads, strict=True):
                 param.copy_(old)
                 param.grad = grad
-        for (param, group), update, state in zip(turning, updates, begun, strict=True):
-            self._turn(param, update, group, state, angles[id(group)])
+        lots: dict[Any, list[Piece]] = {}
+        places = {id(group): place for place, group in enumerate(self.param_groups)}
+        for i, ((param, group), update, own) in enumerate(zip(turning, updates, begun, strict=True)):
+            # As the inner optimizer does it, by default on CUDA.
+            many = param.is_cuda if group.get("foreach") is None else group["foreach"]
+            shards = shards_of(param, *layout_of(group, param))
+            shared = None if shards is None else (id(shards.mesh), tuple(shards.along))
+            assert param.grad is not None  # as above
+            alike = (param.dtype, param.grad.dtype, param.device, shared) if many else i
+            lots.setdefault((places[id(group)], alike), []).append(self._piece(param, update, group, own))
+        for (place, _), pieces in lots.items():
+            self._turn(pieces, self.param_groups[place], angles[id(self.param_groups[place])])
         return loss
 
     def _direction_of(self, param: Tensor, old: Tensor, group: Mapping[str, Any]) -> Tensor:
@@ -191,41 +201,45 @@ class RotationalWrapper(RotationalOptimizer):
         # Without a learning rate there is no step to tell a direction by.
         return (start - param.to(work)).div_(lr) if lr else torch.zeros_like(param, dtype=work)
 
-    def _turn(self, param: Tensor, update: Tensor, group: Mapping[str, Any], own: dict[str, Tensor], angle: Any) -> None:
+    def _piece(self, param: Tensor, update: Tensor, group: Mapping[str, Any], own: dict[str, Tensor]) -> Piece:
+        """What a turn needs of a parameter, whose state gets its entries back."""
         state = self.state[param]
         for name in PER_VECTOR:
             state.pop(name, None)
+        tensors: dict[str, Any] = {"param": param, "update": update, "grad": param.grad}
         if work_type(param) != param.dtype:
-            own["residual"] = state.get("residual", torch.zeros_like(param))
+            tensors["residual"] = state.setdefault("residual", torch.zeros_like(param))
         state.update(own)
-        shape, dims = layout(param.shape, group["per_neuron"], group["neuron_dims"], group["blocks"])
-        assert param.grad is not None  # as in step
-        tensors, total = {"param": param, "update": update, "grad": param.grad}, None
-        if "residual" in own:
-            tensors["residual"] = own["residual"]
-        shards = shards_of(param, shape, dims)
-        if shards is not None:
-            tensors, total = {name: shards.local(tensor) for name, tensor in tensors.items()}, shards.total
-            own = {name: shards.local_state(own[name]) for name in PER_VECTOR if name in own}
-        if shape != param.shape:
-            tensors = {name: tensor.unflatten(0, shape[:2]) for name, tensor in tensors.items()}
-        target, residual = tensors["param"], tensors.get("residual")
+        return piece_of(param, group, tensors, {name: own[name] for name in PER_VECTOR if name in own})
+
+    def _turn(self, pieces: Sequence[Piece], group: Mapping[str, Any], angle: Any) -> None:
+        """Turn one parameter, or several of a group that have all but their shape in common."""
+        first = pieces[0]
+        part: dict[str, Any] = first.tensors | first.numbers
+        dims, count = first.dims, first.fan_in
+        give_back: Callable[[], None] | None = None
+        if len(pieces) > 1:
+            from rwsim.rotational.foreach import together
+
+            dims, (part, count, give_back) = (), together(pieces)  # type: ignore[assignment]  # a number, or one a vector
+        target, residual = part["param"], part.get("residual")
         # Decay in the direction is mostly along the weights: what is left without that hangs on the order of sums, and sums on layout.
-        vectors, update = target.contiguous(), tensors["update"].contiguous()
+        vectors, update = target.contiguous(), part["update"].contiguous()
         if residual is not None:
             vectors = target.float().add_(residual)
         # A difference of weights holds their rounding: a row that only decay has moved stands still.
         exact = self._mode(group) != _DIFFERENCE or not group["lr"]
-        floor = 0.0 if exact else torch.finfo(param.dtype).eps / float(group["lr"])
+        floor = 0.0 if exact else torch.finfo(target.dtype).eps / float(group["lr"])
         turn_(
-            vectors, update, dims, own, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
-            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor, grad=tensors["grad"],
-            total=total, count=math.prod(shape[d] for d in dims),
+            vectors, update, dims, part, angle, zero_mean=group["zero_mean"], decay=group["update_norm_decay_factor"],
+            eps=group["rotational_eps"], fixed_angle=group["fixed_angle"], floor=floor, grad=part["grad"], total=first.total, count=count,
         )  # fmt: skip
         if vectors is not target:
             target.copy_(vectors)
         if residual is not None:
             residual.copy_(vectors.sub_(target))
+        if give_back is not None:
+            give_back()
 
     def _decayed(self, param: Tensor, group: Mapping[str, Any]) -> Tensor:
         """The gradient with the decay that the inner optimizer would add to it."""
