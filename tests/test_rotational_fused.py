@@ -109,7 +109,9 @@ def test_fused_steps_are_plain_ones(kind, options):
     assert_alike(one, other, 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "lion", "nesterov"])
+@pytest.mark.parametrize(
+    "kind", ["adamw", "adam", pytest.param("lion", marks=pytest.mark.slow), pytest.param("nesterov", marks=pytest.mark.slow)]
+)
 def test_long_vectors_are_stepped_in_two_passes(kind, short):
     cls, hyper = KINDS[kind]
     shapes = [(3, 70), (5, 32), (4,)]

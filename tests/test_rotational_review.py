@@ -66,8 +66,9 @@ def test_wrappers_do_not_nest():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda one: RotationalAdamW([one], weight_decay=0.1), lambda one: RotationalSGDM([one], momentum=0.9, **STEP),
-        lambda one: RotationalLion([one], weight_decay=1.0),
+        lambda one: RotationalAdamW([one], weight_decay=0.1),
+        pytest.param(lambda one: RotationalSGDM([one], momentum=0.9, **STEP), marks=pytest.mark.slow),
+        pytest.param(lambda one: RotationalLion([one], weight_decay=1.0), marks=pytest.mark.slow),
         lambda one: RotationalWrapper(torch.optim.AdamW([one], weight_decay=0.1), "adamw"),
     ],
 )  # fmt: skip
