@@ -27,6 +27,7 @@ LAYERS = (
     "plan",
     "audit",
     "export",
+    "experiments",
     "tables",
     "plots",
     "cli",

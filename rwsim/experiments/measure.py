@@ -1,0 +1,59 @@
+"""The probe on an experiment's network, and what of it the records keep."""
+
+from typing import Any
+
+import numpy as np
+from torch import nn, optim
+
+from rwsim.experiments.models import scale_invariant, weights
+from rwsim.experiments.records import Layer, windows
+from rwsim.experiments.train import Recipe
+from rwsim.probe import DynamicsProbe
+from rwsim.probe.transient import Transients
+from rwsim.theory.noise import Array
+
+# Neurons of a layer that are watched, at most.
+_NEURONS = 64
+MEASURED = (
+    "norm", "rotation", "rms_update", "grad_norm", "weight_grad_angle", "momentum_grad_angle", "scaled_grad",
+)  # fmt: skip
+# Of the probe: equilibrium, and corrected for what was measured of the gradients.
+PREDICTED = (
+    "lr", "lambda_ratio", "predicted_norm", "predicted_rotation", "predicted_rms_update", "effective_norm", "effective_rotation",
+    "corrected_norm", "corrected_rotation",
+)  # fmt: skip
+# Expected at the step, from the norm at the start on.
+PATH = ("path_norm", "path_rotation")
+
+
+class Watch:
+    """A `DynamicsProbe` on the layers of a network."""
+
+    def __init__(self, recipe: Recipe, model: nn.Module, optimizer: optim.Optimizer) -> None:
+        self.names = weights(model)
+        self.steps = recipe.steps
+        self.probe = DynamicsProbe(model, optimizer, recipe.every, layers=list(self.names.values()), neurons=_NEURONS)
+        invariant = scale_invariant(model)
+        found = {layer.name: layer for layer in self.probe.layers}
+        self.layers = tuple(Layer(name, found[full].fan_in, found[full].vectors, name in invariant) for name, full in self.names.items())
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.probe.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.probe.load_state_dict(state)
+
+    def records(self) -> tuple[Array, dict[str, Array]]:
+        """What was measured beside what was predicted, in windows: (last step, values (time, layer))."""
+        paths = Transients()
+        columns: dict[str, list[Array]] = {name: [] for name in (*MEASURED, *PREDICTED, *PATH)}
+        step = np.array(self.probe.steps)
+        for full in self.names.values():
+            reading = self.probe.read(full)
+            for name in MEASURED:
+                columns[name].append(reading.measured[name])
+            for name in PREDICTED:
+                columns[name].append(reading.predicted[name])
+            for name, path in zip(PATH, reading.transient(paths, effective=False), strict=True):
+                columns[name].append(path[step - 1])
+        return windows(step, {name: np.stack(values, 1) for name, values in columns.items()}, self.steps)
