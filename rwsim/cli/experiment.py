@@ -102,7 +102,7 @@ def experiment(
         json_file.write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
     figure = _drawn(result, out)
     if not quiet:
-        print(result.text())
+        print(result.findings.text())
         print(f"Written to {out}: {', '.join(path.name for path in sorted(out.iterdir()) if path.is_file())}{'' if figure else _NO_FIGURE}")
     return HOLDS if result.findings.passed else FAILS
 

@@ -89,6 +89,14 @@ class Findings:
         return "\n\n".join([head.rstrip("\n"), *self.says, "\n".join(lines)]) + "\n"
 
 
+
+    def text(self) -> str:
+        """For the terminal: a line a row, then the paragraphs."""
+        widths = [max(len(line[i]) for line in [_SHOWN, *map(cells, self.rows)]) for i in range(len(_SHOWN) - 1)]
+        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)) for line in [_SHOWN, *map(cells, self.rows)]]
+        return "\n".join([*lines, "", *(say.replace("**", "") for say in self.says)])
+
+
 _SHOWN = ("case", "layer", "fan-in", "quantity", "measured", "predicted", "error", "±", "band", "verdict", "Table 1", "corrected", "note")
 
 

@@ -4,10 +4,11 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -110,16 +111,14 @@ def run(
         KeyboardInterrupt: With all that was trained kept.
     """
     config = experiment.configs[settings.config]
+    for case in config.cases:
+        _data(case, settings)  # refused before any training, not after an hour of it
     facts = _facts(experiment, config, settings)
     _claim(out, facts, resume)
-    jobs = [(case, settings.seed + i) for case in config.cases for i in range(config.seeds)]
-    done = {job: _kept_run(out, *job) for job in jobs}
-    left = [job for job in jobs if done[job] is None]
-    _check_data(left, settings)
-    if left:
-        for job in _trained(left, settings, out, heard):
-            done[job] = _kept_run(out, *job)
-    records = {case.name: _joined(case, [done[case, settings.seed + i] for i in range(config.seeds)], settings.seed) for case in config.cases}
+    seeds = range(settings.seed, settings.seed + config.seeds)
+    left = [(case, seed) for case in config.cases for seed in seeds if _kept_run(out, case, seed) is None]
+    _train_all(left, settings, out, heard)
+    records = {case.name: _joined([_kept_run(out, case, seed) for seed in seeds], seeds) for case in config.cases}
     for case, series in records.items():
         facts["cases"][case] |= {"layers": layer_facts(series.layers), "seeds": list(series.seeds), "runs": list(series.runs)}
     facts["seconds"] = round(sum(one["seconds"] for series in records.values() for one in series.runs), 1)
@@ -229,25 +228,16 @@ def _data(case: Case, settings: Settings) -> Data:
     return _loaded[key]
 
 
-def _check_data(jobs: list[tuple[Case, int]], settings: Settings) -> None:
-    """Refuse before any training, not after an hour of it."""
-    for case, _ in jobs:
-        _data(case, settings)
+def _train_all(jobs: list[tuple[Case, int]], settings: Settings, out: Path, heard: Callable[[str, int, int], None] | None) -> None:
+    """Train all that is left; each keeps what it came to."""
 
+    def told(case: Case, seed: int, done: int) -> None:
+        if heard is not None:
+            heard(f"{case.name}, seed {seed}", done, case.recipe.steps)
 
-def _trained(
-    jobs: list[tuple[Case, int]], settings: Settings, out: Path, heard: Callable[[str, int, int], None] | None
-) -> Iterator[tuple[Case, int]]:
-    """Train; each job as it is done."""
-    if min(settings.workers, len(jobs)) == 1:
+    if min(settings.workers, len(jobs)) <= 1:
         for case, seed in jobs:
-
-            def told(done: int, case: Case = case, seed: int = seed) -> None:
-                if heard is not None:
-                    heard(f"{case.name}, seed {seed}", done, case.recipe.steps)
-
-            _train_one(case, seed, settings, out, told)
-            yield case, seed
+            _train_one(case, seed, settings, out, partial(told, case, seed))
         return
     with ProcessPoolExecutor(min(settings.workers, len(jobs)), get_context("spawn")) as pool:
         waiting = {pool.submit(_train_one, case, seed, settings, out): (case, seed) for case, seed in jobs}
@@ -255,9 +245,7 @@ def _trained(
             for done in as_completed(waiting):
                 done.result()
                 case, seed = waiting[done]
-                if heard is not None:
-                    heard(f"{case.name}, seed {seed}", case.recipe.steps, case.recipe.steps)
-                yield case, seed
+                told(case, seed, case.recipe.steps)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -289,14 +277,13 @@ def _train_one(case: Case, seed: int, settings: Settings, out: Path, heard: Call
     checkpoint.unlink(missing_ok=True)
 
 
-def _joined(case: Case, runs: list[Any], first: int) -> Series:
+def _joined(runs: list[Any], seeds: range) -> Series:
     """One series of a case's runs; a run that diverged is NaN from there on."""
     longest = max(runs, key=lambda one: len(one["step"]))
-    step = longest["step"].numpy()
-    names = list(longest["values"])
     values = {}
-    for name in names:
+    for name in longest["values"]:
         rows = [one["values"][name].numpy() for one in runs]
-        values[name] = np.stack([np.pad(row, ((0, len(step) - len(row)), (0, 0)), constant_values=np.nan) for row in rows])
+        padded = [np.pad(row, ((0, len(longest["step"]) - len(row)), (0, 0)), constant_values=np.nan) for row in rows]
+        values[name] = np.stack(padded)
     layers = tuple(Layer(**layer) for layer in longest["layers"])
-    return Series(layers, tuple(range(first, first + len(runs))), step, values, tuple(one["told"] for one in runs))
+    return Series(layers, tuple(seeds), longest["step"].numpy(), values, tuple(one["told"] for one in runs))
