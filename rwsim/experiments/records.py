@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ def windows(step: Array, values: Mapping[str, Array], steps: int) -> tuple[Array
 
 def write_records(records: Records, path: Path) -> None:
     """One line a case, seed, window and layer; whole or not at all."""
-    names = [*dict.fromkeys(name for series in records.values() for name in series.values)]
+    names = list(next(iter(records.values())).values)
     draft = path.with_name(f"{path.name}.part")
     with gzip.open(draft, "wt", newline="", compresslevel=6) as file:
         lines = csv.writer(file)
@@ -82,8 +81,7 @@ def write_records(records: Records, path: Path) -> None:
             for s, seed in enumerate(series.seeds):
                 for t, step in enumerate(series.step):
                     for k, layer in enumerate(series.layers):
-                        row = [series.values[name][s, t, k] if name in series.values else math.nan for name in names]
-                        lines.writerow([case, seed, int(step), layer.name, *(f"{value:.6g}" for value in row)])
+                        lines.writerow([case, seed, int(step), layer.name, *(f"{series.values[name][s, t, k]:.6g}" for name in names)])
     os.replace(draft, path)
 
 
@@ -107,7 +105,7 @@ def read_records(path: Path, facts: Mapping[str, Mapping[str, Any]]) -> dict[str
             table = np.array([[float(value) for value in row[len(_KEYS) :]] for row in rows[case]])
             table = table.reshape(len(seeds), -1, len(layers), len(names))
             step = np.array([int(row[2]) for row in rows[case][: table.shape[1] * len(layers) : len(layers)]])
-            values = {name: table[..., i] for i, name in enumerate(names) if not np.isnan(table[..., i]).all()}
+            values = {name: table[..., i] for i, name in enumerate(names)}
             found[case] = Series(layers, seeds, step, values, tuple(told["runs"]))
     except (OSError, EOFError, StopIteration, ValueError, KeyError, IndexError) as error:
         raise InvalidArgument("--out", f"must hold whole {path.name} and settings.json", str(path.parent), type(error).__name__) from None

@@ -105,7 +105,7 @@ def departures(series: Series, k: int, start: int) -> dict[str, float]:
     """What a layer's gradients had in equilibrium that a random walk's have not, each 0 for a random walk."""
 
     def mean(name: str) -> float:
-        return float(np.nanmean(series.values[name][:, start:, k])) if np.isfinite(series.values[name][:, start:, k]).any() else math.nan
+        return float(_finite(series.values[name][:, start:, k]).mean())
 
     found = {
         "lambda_u/lambda": mean("lambda_ratio"),
