@@ -25,6 +25,7 @@ LAYERS = (
     "sweeps",
     "validate",
     "plan",
+    "probe",
     "audit",
     "export",
     "experiments",
