@@ -39,11 +39,15 @@ class Experiment:
     Attributes:
         name: On the command line.
         about: One line.
+        claim: What is judged, as a clause.
+        paper: What the paper trained.
         configs: By size: ``gpu`` (minutes on a large GPU), ``cpu`` (minutes on two cores), ``smoke`` (seconds; decides nothing).
         analyse: From what was measured to what it says.
     """
 
     name: str
     about: str
+    claim: str
+    paper: str
     configs: Mapping[str, Config]
     analyse: "Callable[[Config, Records], Findings]"

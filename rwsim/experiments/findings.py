@@ -4,7 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 INSIDE, OUTSIDE, UNDECIDED, SHOWN = "inside", "outside", "undecided", "not judged"
@@ -19,13 +19,14 @@ class Row:
         layer: Of it.
         fan_in: Of its neurons.
         invariant: Whether they are scale-invariant.
-        quantity: ``norm``, ``rotation``; ``norm transient``, ``rotation transient`` (the largest deviation on the way).
-        measured: Mean over time, after the predicted transient, and seeds; of a transient nan.
-        predicted: From hyperparameters.
-        error: measured / predicted - 1.
-        interval: Half width of its 95 % confidence interval.
+        quantity: ``norm``, ``rotation``: in equilibrium. ``norm path``, ``rotation path``: along the predicted path, where it is furthest
+            off. Others: an assumption of the random walk.
         band: What it may be off by.
         verdict: inside, outside, undecided; not judged where no claim is made.
+        measured: Mean over time and seeds; nan of a path.
+        predicted: From hyperparameters and the norm at the start.
+        error: measured / predicted - 1.
+        interval: Half width of its 95 % confidence interval.
         paper: Relative error of Table 1.
         corrected: What is left of the error with the measured departures from the random walk put in; nan where there is none.
         note: Why, where it is not inside.
@@ -36,12 +37,12 @@ class Row:
     fan_in: int
     invariant: bool
     quantity: str
-    measured: float
-    predicted: float
-    error: float
-    interval: float
     band: float
     verdict: str
+    measured: float = math.nan
+    predicted: float = math.nan
+    error: float = math.nan
+    interval: float = math.nan
     paper: float = math.nan
     corrected: float = math.nan
     note: str = ""
@@ -49,17 +50,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Findings:
-    """Rows, paragraphs, and what a figure needs of the predictions.
-
-    Attributes:
-        rows: Judged and not judged ones.
-        says: Paragraphs.
-        paths: By case and layer: predicted norm and rotation in the windows of the records.
-    """
+    """Rows, judged and not judged ones, and paragraphs."""
 
     rows: tuple[Row, ...]
     says: tuple[str, ...]
-    paths: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -88,12 +82,12 @@ class Findings:
         lines += ["| " + " | ".join(cells(row)) + " |" for row in self.rows]
         return "\n\n".join([head.rstrip("\n"), *self.says, "\n".join(lines)]) + "\n"
 
-
-
     def text(self) -> str:
         """For the terminal: a line a row, then the paragraphs."""
         widths = [max(len(line[i]) for line in [_SHOWN, *map(cells, self.rows)]) for i in range(len(_SHOWN) - 1)]
-        lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)) for line in [_SHOWN, *map(cells, self.rows)]]
+        lines = [
+            "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)) for line in [_SHOWN, *map(cells, self.rows)]
+        ]
         return "\n".join([*lines, "", *(say.replace("**", "") for say in self.says)])
 
 

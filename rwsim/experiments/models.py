@@ -197,7 +197,9 @@ def scale_invariant(model: nn.Module) -> frozenset[str]:
         >>> sorted(set(weights(model := build("resnet", seed=0, width=2, blocks=1))) - scale_invariant(model))
         ['head']
     """
-    normalized = {"conv", *(f"blocks.{i}.conv{k}" for i in range(len(model.blocks)) for k in (1, 2))} if isinstance(model, ResNet) else set()
+    normalized = (
+        {"conv", *(f"blocks.{i}.conv{k}" for i in range(len(model.blocks)) for k in (1, 2))} if isinstance(model, ResNet) else set()
+    )
     return frozenset(name for name in weights(model) if name in normalized or _standardized(model.get_submodule(name)))
 
 

@@ -23,6 +23,7 @@ from rwsim.experiments.data import Data, load_images, load_text
 from rwsim.experiments.findings import Findings
 from rwsim.experiments.measure import Watch
 from rwsim.experiments.records import NAME, Layer, Records, Series, layer_facts, read_records, write_records
+from rwsim.experiments.says import verdict
 from rwsim.experiments.train import TrainingDiverged, train, write
 
 SETTINGS, RUNS = "settings.json", "runs"
@@ -119,8 +120,8 @@ def run(
     left = [(case, seed) for case in config.cases for seed in seeds if _kept_run(out, case, seed) is None]
     _train_all(left, settings, out, heard)
     records = {case.name: _joined([_kept_run(out, case, seed) for seed in seeds], seeds) for case in config.cases}
-    for case, series in records.items():
-        facts["cases"][case] |= {"layers": layer_facts(series.layers), "seeds": list(series.seeds), "runs": list(series.runs)}
+    for name, series in records.items():
+        facts["cases"][name] |= {"layers": layer_facts(series.layers), "seeds": list(series.seeds), "runs": list(series.runs)}
     facts["seconds"] = round(sum(one["seconds"] for series in records.values() for one in series.runs), 1)
     write_records(records, out / NAME)
     _written(out / SETTINGS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
@@ -141,8 +142,9 @@ def kept(experiment: Experiment, out: Path) -> Result:
         raise InvalidArgument("out", "must hold a finished experiment", str(out), "name its directory, or finish it with --resume")
     if facts["experiment"] != experiment.name:
         raise InvalidArgument("out", f"must hold results of {experiment.name}", str(out), f"it holds {facts['experiment']}")
-    records = read_records(out / NAME, facts["cases"])
-    return Result(experiment, facts, records, experiment.analyse(experiment.configs[facts["config"]], records))
+    records, config = read_records(out / NAME, facts["cases"]), experiment.configs[facts["config"]]
+    found = experiment.analyse(config, records)
+    return Result(experiment, facts, records, Findings(found.rows, (verdict(experiment, config, found.rows), *found.says)))
 
 
 def _facts(experiment: Experiment, config: Config, settings: Settings) -> dict[str, Any]:
@@ -172,7 +174,9 @@ def _claim(out: Path, facts: Mapping[str, Any], resume: bool) -> None:
         changed = [key for key in _IDENTITY if there[key] != facts[key]] + (["cases"] if recipes[0] != recipes[1] else [])
         if changed:
             got = f"{changed[0]} {there[changed[0]]}" if changed[0] != "cases" else "other cases"
-            raise InvalidArgument("out", f"must hold what is to be resumed, with the same {changed[0]}", got, "give the options it began with")
+            raise InvalidArgument(
+                "out", f"must hold what is to be resumed, with the same {changed[0]}", got, "give the options it began with"
+            )
         if not (out / RUNS).exists():
             raise InvalidArgument("resume", "needs an experiment that is not finished", str(out), "give --replot to draw it again")
     try:
@@ -266,14 +270,26 @@ def _train_one(case: Case, seed: int, settings: Settings, out: Path, heard: Call
 
     told: dict[str, Any] = {}
     try:
-        found = train(case.recipe, _data(case, settings), seed, device, attached, checkpoint=checkpoint, save_seconds=settings.save_seconds, heard=heard)
+        found = train(
+            case.recipe,
+            _data(case, settings),
+            seed,
+            device,
+            attached,
+            checkpoint=checkpoint,
+            save_seconds=settings.save_seconds,
+            heard=heard,
+        )
         told = {"held_out_loss": found.held_out_loss, "accuracy": found.accuracy, "seconds": round(found.seconds, 2), "graph": found.graph,
                 "training_loss": float(found.losses[-100:].mean())}  # fmt: skip
     except TrainingDiverged as error:
         told = {"diverged": error.step, "seconds": 0.0}
     step, values = watches[0].records()
     tensors = {name: torch.from_numpy(value) for name, value in values.items()}
-    write(_run_file(out, case, seed, "done"), {"told": told, "layers": layer_facts(watches[0].layers), "step": torch.from_numpy(step), "values": tensors})
+    write(
+        _run_file(out, case, seed, "done"),
+        {"told": told, "layers": layer_facts(watches[0].layers), "step": torch.from_numpy(step), "values": tensors},
+    )
     checkpoint.unlink(missing_ok=True)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,14 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from rwsim.plots.style import COLORS, QUANTITY_LABELS, number
+from rwsim.plots.style import COLORS, QUANTITY_LABELS, number, percent
 
 if TYPE_CHECKING:
     from rwsim.experiments.records import Series
     from rwsim.experiments.run import Result
 
-# Layers whose norms one panel can tell apart.
+# Layers that one panel can tell apart by colour.
 _MOST = 5
+_GREY = "0.6"
 
 
 def save_experiment(result: "Result", folder: Path) -> Path:
@@ -29,56 +30,133 @@ def save_experiment(result: "Result", folder: Path) -> Path:
     return path
 
 
-def _tidy(axis: Axes) -> None:
-    axis.tick_params(labelsize=7)
-    axis.xaxis.set_major_formatter(FuncFormatter(number))
-    axis.grid(alpha=0.25, lw=0.6)
-
-
 def _middle(series: "Series") -> np.ndarray:
     """Middle of each window."""
     return (series.step + np.concatenate([[0], series.step[:-1]])) / 2
 
 
-def _picked(series: "Series") -> list[int]:
+def _picked(series: "Series", most: int) -> list[int]:
     """Layers spread over the network."""
     count = len(series.layers)
-    return sorted({round(k) for k in np.linspace(0, count - 1, min(_MOST, count))})
+    return sorted({round(k) for k in np.linspace(0, count - 1, min(most, count))})
+
+
+def _tidy(axis: Axes, series: "Series") -> None:
+    axis.set_xlim(0, series.step[-1])
+    axis.xaxis.set_major_formatter(FuncFormatter(number))
+    axis.xaxis.set_major_locator(plt.MaxNLocator(4))
+    axis.tick_params(labelsize=7)
+    axis.grid(alpha=0.25, lw=0.6)
+
+
+def _error_axis(axis: Axes, band: float) -> None:
+    """A relative error with its band."""
+    axis.axhspan(-band, band, color=COLORS[2], alpha=0.18, lw=0)
+    axis.axhline(0, color="black", lw=0.9, ls="--")
+    axis.set_ylim(-0.3, 0.3)
+    axis.yaxis.set_major_formatter(FuncFormatter(percent))
 
 
 def dynamics_figure(result: "Result") -> Figure:
-    """A column a case. Norm of some layers and rotation of all of them, mean over seeds, beside the predicted path (dashed); and the
-    rotation over the predicted one with its band. Grey: layers that are not scale-invariant. Shaded: the predicted transient."""
+    """A column a case, mean over seeds: norms of some layers and rotations of all, the predicted path dashed, and what norm and rotation
+    are off by, with bands. Grey: layers that are not scale-invariant."""
     records = result.records
-    figure, axes = plt.subplots(3, len(records), figsize=(2.9 * len(records) + 0.8, 7.2), squeeze=False, sharex="col", layout="constrained")
+    figure, axes = plt.subplots(4, len(records), figsize=(2.9 * len(records) + 0.8, 8.6), squeeze=False, sharex="col", layout="constrained")
     for column, (case, series) in enumerate(records.items()):
         at, mean = _middle(series), {name: value.mean(0) for name, value in series.values.items()}
-        top, middle, bottom = (axes[row][column] for row in range(3))
-        for color, k in zip(COLORS, _picked(series), strict=False):
-            top.plot(at, mean["norm"][:, k], color=color, lw=1.3, label=series.layers[k].name)
-            top.plot(at, mean["predicted_norm"][:, k], color=color, lw=1.0, ls="--")
+        norms, turns, norm_off, turn_off = axes[:, column]
+        for color, k in zip(COLORS, _picked(series, _MOST), strict=False):
+            norms.plot(at, mean["norm"][:, k], color=color, lw=1.3, label=series.layers[k].name)
+            norms.plot(at, mean["path_norm"][:, k], color=color, lw=1.0, ls="--")
         for k, layer in enumerate(series.layers):
-            style: Mapping[str, Any] = {"color": COLORS[0] if layer.invariant else "0.6", "lw": 0.8, "alpha": 0.7, "zorder": 2 if layer.invariant else 1}
-            middle.plot(at, mean["rotation"][:, k], **style)
-            middle.plot(at, mean["predicted_rotation"][:, k], color="black", lw=0.6, ls="--", zorder=3)
-            bottom.plot(at, mean["rotation"][:, k] / mean["predicted_rotation"][:, k], **style)
-        reached = result.findings.paths.get((case, ""), {}).get("reached", 0)
-        bottom.axhspan(0.97, 1.03, color=COLORS[2], alpha=0.2, lw=0)
-        bottom.axhline(1, color="black", lw=1.0, ls="--")
-        bottom.set_ylim(0.7, 1.3)
-        middle.set_ylim(0, None)
-        middle.set_ylim(0, 2.5 * float(np.median(mean["predicted_rotation"][-1])))
-        top.set_ylim(0, None)
-        top.set_title(case, fontsize=9)
-        top.legend(fontsize=6, frameon=False)
-        bottom.set_xlabel("step", fontsize=8)
-        for axis in (top, middle, bottom):
-            axis.axvspan(0, reached, color="0.5", alpha=0.12, lw=0)
-            _tidy(axis)
-            axis.set_xlim(0, series.step[-1])
-    for row, label in enumerate((QUANTITY_LABELS["norm"], QUANTITY_LABELS["rotation"], "rotation / predicted")):
-        axes[row][0].set_ylabel(label, fontsize=9)
+            color, order = (COLORS[0], 2) if layer.invariant else (_GREY, 1)
+            turns.plot(at, mean["rotation"][:, k], color=color, lw=0.8, alpha=0.7, zorder=order)
+            turns.plot(at, mean["path_rotation"][:, k], color="black", lw=0.7, ls="--", zorder=3)
+            for axis, name in ((norm_off, "norm"), (turn_off, "rotation")):
+                axis.plot(at, (mean[name] / mean[f"path_{name}"])[:, k] - 1, color=color, lw=0.8, alpha=0.7, zorder=order)
+        _error_axis(norm_off, 0.05)
+        _error_axis(turn_off, 0.03)
+        norms.set_ylim(0, 1.1 * float(np.nanmax(mean["norm"][len(at) // 8 :, _picked(series, _MOST)])))
+        turns.set_ylim(0, 2.2 * float(np.nanmedian(mean["path_rotation"][-1])))
+        norms.set_title(case, fontsize=9)
+        norms.legend(fontsize=6, frameon=False)
+        turn_off.set_xlabel("step", fontsize=8)
+        for axis in axes[:, column]:
+            _tidy(axis, series)
+    labels = (QUANTITY_LABELS["norm"], QUANTITY_LABELS["rotation"], "norm: off by", "rotation: off by")
+    for axis, label in zip(axes[:, 0], labels, strict=True):
+        axis.set_ylabel(label, fontsize=9)
     return figure
 
 
-FIGURES: Mapping[str, Callable[["Result"], Figure]] = {"dynamics": dynamics_figure}
+def transients_figure(result: "Result") -> Figure:
+    """The paper's middle and right panel: norm and rotation of a middle layer for each pair, planned path dashed, equilibrium dotted; below,
+    what all scale-invariant layers are off by."""
+    figure, axes = plt.subplots(2, 2, figsize=(9, 6), layout="constrained", sharex=True, height_ratios=(1.3, 1))
+    for color, (case, series) in zip(COLORS, result.records.items(), strict=False):
+        at, mean = _middle(series), {name: value.mean(0) for name, value in series.values.items()}
+        invariant = [k for k, layer in enumerate(series.layers) if layer.invariant]
+        middle = invariant[len(invariant) // 2]
+        live = np.where(mean["lr"][:, 0] >= 0.01 * mean["lr"].max(), 1.0, np.nan)
+        for (top, bottom), name in zip(axes.T, ("norm", "rotation"), strict=True):
+            hyper = result.settings["cases"][case]["recipe"]["hyper"]
+            top.plot(at, mean[name][:, middle], color=color, lw=1.4, label=f"lr {hyper['lr']:g}, decay {hyper['weight_decay']:g}")
+            top.plot(at, mean[f"path_{name}"][:, middle], color="black", lw=1.0, ls="--")
+            top.plot(at, mean[f"predicted_{name}"][:, middle], color=color, lw=0.9, ls=":")
+            for k in invariant:
+                bottom.plot(at, ((mean[name] / mean[f"path_{name}"])[:, k] - 1) * live, color=color, lw=0.7, alpha=0.6)
+            _error_axis(bottom, 0.1)
+            bottom.set_xlabel("step", fontsize=8)
+            top.set_yscale("log")
+            top.set_title(f"{QUANTITY_LABELS[name]}, {series.layers[middle].name}", fontsize=9)
+            bottom.set_ylabel(f"{name}: off by", fontsize=8)
+            _tidy(top, series)
+            _tidy(bottom, series)
+    axes[0][1].set_ylim(
+        *(f(x) for f, x in ((lambda y: 0.5 * y, np.nanmin(axes[0][1].dataLim.intervaly)), (lambda y: y, axes[0][1].dataLim.y1)))
+    )
+    axes[0][0].plot([], [], color="black", lw=1.0, ls="--", label="planned path")
+    axes[0][0].plot([], [], color="0.4", lw=0.9, ls=":", label="equilibrium at each step's lr")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
+    return figure
+
+
+def assumptions_figure(result: "Result") -> Figure:
+    """The paper's appendix G: a column a network, some of its layers; what a random walk has is dashed, or the path predicted from it."""
+    records = result.records
+    rows = (
+        (r"$\angle(\omega, g)$ (degrees)", lambda v, k: np.degrees(v["weight_grad_angle"][:, k]), lambda v, k: 90.0),
+        (r"$\angle(g, m)$ (degrees)", lambda v, k: np.degrees(v["momentum_grad_angle"][:, k]), lambda v, k: 90.0),
+        (r"$\|g/\sqrt{v}\|/\sqrt{C}$", lambda v, k: v["scaled_grad"][:, k], lambda v, k: 1.0),
+        (r"$\lambda_u/\lambda$", lambda v, k: v["lambda_ratio"][:, k], lambda v, k: 0.0),
+        (QUANTITY_LABELS["norm"], lambda v, k: v["norm"][:, k], lambda v, k: v["path_norm"][:, k]),
+        (QUANTITY_LABELS["rotation"], lambda v, k: v["rotation"][:, k], lambda v, k: v["path_rotation"][:, k]),
+    )  # fmt: skip
+    figure, axes = plt.subplots(
+        len(rows), len(records), figsize=(3.4 * len(records) + 0.6, 10), squeeze=False, sharex="col", layout="constrained"
+    )
+    for column, (case, series) in enumerate(records.items()):
+        at, mean = _middle(series), {name: value.mean(0) for name, value in series.values.items()}
+        settled = slice(len(at) // 4, None)
+        for row, (label, measured, expected) in enumerate(rows):
+            axis = axes[row][column]
+            seen = []
+            for color, k in zip(COLORS, _picked(series, 4), strict=False):
+                values = measured(mean, k)
+                axis.plot(at, values, color=color, lw=0.9, label=series.layers[k].name)
+                axis.plot(at, np.broadcast_to(expected(mean, k), at.shape), color=color if row > 3 else "black", lw=1.0, ls="--", zorder=3)
+                seen += [*values[settled], *np.broadcast_to(expected(mean, k), at.shape)[settled]]
+            low, high = np.nanmin(seen), np.nanmax(seen)
+            axis.set_ylim(low - 0.15 * (high - low), high + 0.15 * (high - low))
+            _tidy(axis, series)
+            if column == 0:
+                axis.set_ylabel(label, fontsize=9)
+        axes[0][column].set_title(f"{case}: {result.settings['cases'][case]['recipe']['network']}", fontsize=9)
+        axes[0][column].legend(fontsize=6, frameon=False, ncols=2)
+        axes[-1][column].set_xlabel("step", fontsize=8)
+    return figure
+
+
+FIGURES: Mapping[str, Callable[["Result"], Figure]] = {
+    "dynamics": dynamics_figure, "transients": transients_figure, "assumptions": assumptions_figure,
+}  # fmt: skip

@@ -1,0 +1,79 @@
+"""Paragraphs made of an experiment's numbers."""
+
+import math
+from collections.abc import Sequence
+
+from rwsim.experiments.case import Case, Config, Experiment
+from rwsim.experiments.findings import INSIDE, OUTSIDE, SHOWN, UNDECIDED, Row, percent
+from rwsim.experiments.records import Series
+
+# Words for the data that networks see.
+_DATA = {"resnet": "Fashion-MNIST", "vgg": "Fashion-MNIST", "gpt": "bytes of a text"}
+
+
+def verdict(experiment: Experiment, config: Config, rows: Sequence[Row]) -> str:
+    """Whether the claim held, by how much, and what differs from the paper."""
+    judged = [row for row in rows if row.verdict != SHOWN]
+    count = {verdict: sum(row.verdict == verdict for row in judged) for verdict in (INSIDE, OUTSIDE, UNDECIDED)}
+    held = "holds" if count[INSIDE] == len(judged) > 0 else "does not hold everywhere" if count[OUTSIDE] else "is undecided"
+    networks = dict.fromkeys(f"{case.recipe.network} ({_DATA[case.recipe.network]}; {case.recipe.steps:,} steps)" for case in config.cases)
+    products = sorted({case.recipe.hyper["lr"] * case.recipe.hyper["weight_decay"] for case in config.cases})
+    return (
+        f"The claim that {experiment.claim} {held} here: of {len(judged)} judged quantities {count[INSIDE]} are inside their bands, {count[OUTSIDE]} outside and "
+        f"{count[UNDECIDED]} undecided (the 95 % interval, over seeds and time, crosses a band's edge). "
+        f"What differs from the paper: it trained {experiment.paper}; here {', '.join(networks)}, lr times decay {', '.join(f'{x:.2g}' for x in products)}, "
+        f"{config.seeds} seeds."
+    )
+
+
+def setting(case: Case, series: Series) -> str:
+    """What was trained, and how well it learned."""
+    recipe = case.recipe
+    hyper = ", ".join(f"{name} {value}" for name, value in recipe.hyper.items())
+    size = ", ".join(f"{name} {value}" for name, value in recipe.size.items())
+    ran = f"{recipe.steps:,} steps of {recipe.batch}, schedule {recipe.schedule}, {len(series.seeds)} seeds"
+    text = f"**{case.name}** ({recipe.network}{f' of {size}' if size else ''}{', standardized' if recipe.standardized else ''}; {recipe.optimizer}, {hyper}; {ran})."
+    diverged = [f"seed {seed} at step {run['diverged']}" for seed, run in zip(series.seeds, series.runs, strict=True) if "diverged" in run]
+    if diverged:
+        text += f" Diverged: {', '.join(diverged)}; nothing is decided."
+    ended = [run for run in series.runs if "accuracy" in run]
+    if ended:
+        losses, accuracies = (
+            ", ".join(form.format(run[key]) for run in ended) for key, form in (("held_out_loss", "{:.3f}"), ("accuracy", "{:.1%}"))
+        )
+        text += f" Held-out loss {losses}; accuracy {accuracies}."
+    return text
+
+
+def counted(rows: Sequence[Row], claim: str) -> str:
+    """How many layers are inside, outside and undecided, which is furthest off, and what a correction explains."""
+    if not rows:
+        return ""
+    count = {verdict: sum(row.verdict == verdict for row in rows) for verdict in (INSIDE, OUTSIDE, UNDECIDED)}
+    text = f"{claim[0].upper()}{claim[1:]}: of {len(rows)} layers {count[INSIDE]} inside, {count[OUTSIDE]} outside, {count[UNDECIDED]} undecided"
+    known = [row for row in rows if math.isfinite(row.error)]
+    if known:
+        mean = sum(abs(row.error) for row in known) / len(known)
+        worst = max(known, key=lambda row: abs(row.error))
+        text += f"; off by {percent(mean, '')} on average, at most {worst.layer}, {percent(worst.error)} ± {percent(worst.interval, '')}"
+    rest = [row for row in known if row.verdict != INSIDE and math.isfinite(row.corrected)]
+    if rest:
+        mended = sum(abs(row.corrected) <= row.band for row in rest)
+        text += f"; what was measured of the gradients explains {mended} of the {len(rest)} that are not inside"
+    return text + "."
+
+
+def shown(rows: Sequence[Row]) -> str:
+    """What became of layers that are not judged."""
+    known = [row for row in rows if math.isfinite(row.error)]
+    if not known:
+        return ""
+    near, mended = (
+        sum(abs(value) <= row.band for row, value in zip(known, values, strict=True))
+        for values in ([r.error for r in known], [r.corrected for r in known])
+    )
+    worst = max(known, key=lambda row: abs(row.error))
+    return (
+        f"Not scale-invariant, and not judged: {len(known)} layers; {near} rotate within 3 % of the prediction for those that are, {mended} within 3 % of the "
+        f"one corrected with lambda_e and the measured correlation; the furthest off is {worst.layer}, {percent(worst.error)}."
+    )
