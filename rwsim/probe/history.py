@@ -73,14 +73,19 @@ class History:
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
-        taken = [i for i, (call, _) in enumerate(waiting) if call not in set(self.skipped)]
+        skipped = set(self.skipped)
+        taken = [i for i, (call, _) in enumerate(waiting) if call not in skipped]
+        new = {layer.name: np.empty(0) for layer in self.layers}
         for b, bundle in enumerate(bundles):
-            every = torch.stack([sums[b] for _, sums in waiting]).cpu().numpy()
+            every = torch.stack([sums[b] for _, sums in waiting]).cpu().numpy()[taken]
             start = 0
-            for layer in bundle.layers:
-                end = start + len(layer.rows)
-                self.sums[layer.name] += [every[i, :, start:end].copy() for i in taken]
-                start = end
+            for layer, first, last in bundle.spans:
+                if not new[layer.name].size:
+                    new[layer.name] = np.empty((len(taken), len(COLUMNS), len(layer.rows)), every.dtype)
+                new[layer.name][:, :, first:last] = every[:, :, start : start + last - first]
+                start += last - first
+        for name, sums in new.items():
+            self.sums[name] += list(sums)
         self.steps += [waiting[i][0] - int(np.searchsorted(self.skipped, waiting[i][0])) for i in taken]
 
     @property

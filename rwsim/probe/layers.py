@@ -55,19 +55,29 @@ class Layer:
     put: Tensor | None
     shards: "Shards | None"
 
-    def view(self, tensor: Tensor) -> Tensor:
-        """The measured vectors of the parameter, its gradient or a buffer, as rows: this process's."""
+    def view(self, tensor: Tensor, first: int = 0, last: int | None = None) -> Tensor:
+        """The measured vectors of the parameter, its gradient or a buffer, as rows: this process's, or some of them."""
         own = tensor if self.shards is None else self.shards.local(tensor)
         if own.layout != torch.strided:
             own = own.to_dense()
         if self.shape != self.param.shape:
             own = own.unflatten(0, self.shape[:2])
-        order = [d for d in range(own.dim()) if d not in self.dims] + list(self.dims)
-        own = own.permute(order)
-        along = math.prod(own.shape[own.dim() - len(self.dims) :])
+        kept = [d for d in range(own.dim()) if d not in self.dims]
+        own = own.permute(kept + list(self.dims))
         # Of a process that has none the number of rows cannot be inferred.
-        rows = own.reshape(math.prod(own.shape[: own.dim() - len(self.dims)]), along)
-        return rows if self.take is None else rows.index_select(0, self.take)
+        count = math.prod(own.shape[: len(kept)])
+        rows = own.reshape(count, math.prod(own.shape[len(kept) :]))
+        return rows[first:last] if self.take is None else rows.index_select(0, self.take[first:last])
+
+    @property
+    def own(self) -> int:
+        """How many of the measured vectors this process has a part of."""
+        return len(self.rows) if self.put is None else len(self.put)
+
+    @property
+    def splits(self) -> bool:
+        """Whether some rows can be had without the others, and without other processes."""
+        return self.shards is None and self.dims == tuple(range(1, len(self.shape))) and self.param.is_contiguous()
 
 
 def watched(
@@ -90,7 +100,8 @@ def watched(
             continue
         index, group = group_of[id(param)]
         told = {key: group[key] for key in ("neuron_dims", "blocks", "per_neuron") if key in group}
-        options = {"neuron_dims": (0,), "blocks": 1, **own, **told} | {"per_neuron": per_neuron and told.get("per_neuron", True)}
+        options: dict[str, Any] = {"neuron_dims": (0,), "blocks": 1} | own | told
+        options["per_neuron"] = per_neuron and told.get("per_neuron", True)
         for pattern, more in special.items():
             if fnmatchcase(name, pattern):
                 unused.discard(pattern)

@@ -89,7 +89,7 @@ class Theory:
         >>> from rwsim.optimizers import AdamW
         >>> hyper = {"lr": np.array([1e-3, 1e-2]), "weight_decay": np.array([0.1, 0.1]), "betas": np.array([[0.9, 0.99]] * 2)}
         >>> Theory(AdamW).equilibrium(hyper, hyper["weight_decay"], 128, None).norm[:, 0].round(3)
-        array([0.8  , 2.518])
+        array([0.8  , 2.519])
     """
 
     def __init__(self, rule: type[UpdateRule]) -> None:

@@ -100,7 +100,8 @@ class DynamicsProbe:
             theory = self._theories[layer.name]
             if theory is not None and theory.kind == "sign" and not self._turns(layer):
                 arguments[layer.group] = _argument(theory)
-        self._bundles = bundled(self.layers, optimizer, arguments)
+        coupled = {layer.group for layer in self.layers if (one := self._theories[layer.name]) is not None and one.kind == "coupled"}
+        self._bundles = bundled(self.layers, optimizer, arguments, coupled)
         self._history = History(self.layers)
         self._transients = Transients()
         self._readings: dict[str, Reading] = {}
