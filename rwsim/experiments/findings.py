@@ -77,10 +77,10 @@ class Findings:
 
     def markdown(self, name: str, settings: Mapping[str, Any]) -> str:
         """The summary: paragraphs, then the table."""
-        head = f"# {name}\n\n{settings['config']} configuration on {settings['card']}, {settings['date']}, torch {settings['torch']}: `{settings['command']}`\n"
+        ran = f"{settings['config']} configuration on {settings['card']}, {settings['date']}, torch {settings['torch']}"
         lines = ["| " + " | ".join(_SHOWN) + " |", "|---" * len(_SHOWN) + "|"]
         lines += ["| " + " | ".join(cells(row)) + " |" for row in self.rows]
-        return "\n\n".join([head.rstrip("\n"), *self.says, "\n".join(lines)]) + "\n"
+        return "\n\n".join([f"# {name}", f"{ran}: `{settings['command']}`", *self.says, "\n".join(lines)]) + "\n"
 
     def text(self) -> str:
         """For the terminal: a line a row, then the paragraphs."""

@@ -1,5 +1,7 @@
 """The probe on an experiment's network, and what of it the records keep."""
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,14 @@ from rwsim.experiments.models import scale_invariant, weights
 from rwsim.experiments.records import Layer, windows
 from rwsim.experiments.train import Recipe
 from rwsim.probe import DynamicsProbe
-from rwsim.probe.transient import Transients
+from rwsim.probe.predict import Theory
+from rwsim.probe.transient import Track, Transients
 from rwsim.theory.noise import Array
 
 # Neurons of a layer that are watched, at most.
 _NEURONS = 64
+# Spacing of the squared norms that paths start from, in their logarithm.
+_NEAR = 0.02
 MEASURED = (
     "norm", "rotation", "rms_update", "grad_norm", "weight_grad_angle", "momentum_grad_angle", "scaled_grad",
 )  # fmt: skip
@@ -24,6 +29,18 @@ PREDICTED = (
 )  # fmt: skip
 # Expected at the step, from the norm at the start on.
 PATH = ("path_norm", "path_rotation")
+
+
+class _Paths(Transients):
+    """Paths of layers whose starts agree within one percent are one: a path takes a second, and forgets its start."""
+
+    def track(self, theory: Theory, hyper: Mapping[str, Any], decay: Array, fan_in: int, start_sq: float, unit_grad_sq: Array) -> Track:
+        near = math.exp(round(math.log(start_sq) / _NEAR) * _NEAR) if 0 < start_sq < math.inf else start_sq
+        return super().track(theory, hyper, decay, fan_in, near, unit_grad_sq)
+
+
+# Of all runs of a process.
+_paths = _Paths()
 
 
 class Watch:
@@ -45,7 +62,6 @@ class Watch:
 
     def records(self) -> tuple[Array, dict[str, Array]]:
         """What was measured beside what was predicted, in windows: (last step, values (time, layer))."""
-        paths = Transients()
         columns: dict[str, list[Array]] = {name: [] for name in (*MEASURED, *PREDICTED, *PATH)}
         step = np.array(self.probe.steps)
         for full in self.names.values():
@@ -54,6 +70,6 @@ class Watch:
                 columns[name].append(reading.measured[name])
             for name in PREDICTED:
                 columns[name].append(reading.predicted[name])
-            for name, path in zip(PATH, reading.transient(paths, effective=False), strict=True):
+            for name, path in zip(PATH, reading.transient(_paths, effective=False), strict=True):
                 columns[name].append(path[step - 1])
         return windows(step, {name: np.stack(values, 1) for name, values in columns.items()}, self.steps)

@@ -14,6 +14,7 @@ Initial weights come from an explicit generator.
 
 import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class ResNet(nn.Module):
         self.conv = nn.Conv2d(1, width, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
         widths = [width] + [width << stage for stage in range(3) for _ in range(blocks)]
-        self.blocks = nn.Sequential(*(Block(*pair) for pair in zip(widths, widths[1:], strict=False)))
+        self.blocks = nn.Sequential(*(Block(*pair) for pair in pairwise(widths)))
         self.head = nn.Linear(widths[-1], CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -204,5 +205,7 @@ def scale_invariant(model: nn.Module) -> frozenset[str]:
 
 
 def _standardized(layer: nn.Module) -> bool:
-    chain: Any = layer.parametrizations["weight"] if parametrize.is_parametrized(layer, "weight") else ()
-    return any(isinstance(step, Standardization) for step in chain)
+    if not parametrize.is_parametrized(layer, "weight"):
+        return False
+    chain: Any = layer.parametrizations
+    return any(isinstance(step, Standardization) for step in chain["weight"])

@@ -152,8 +152,8 @@ def _facts(experiment: Experiment, config: Config, settings: Settings) -> dict[s
     cases = {case.name: {"recipe": json.loads(json.dumps(asdict(case.recipe)))} for case in config.cases}
     cuda = settings.device == "cuda"
     return {
-        "rwsim": rwsim.__version__, "experiment": experiment.name, "config": settings.config, "seed": settings.seed, "device": settings.device,
-        "cases": cases,
+        "rwsim": rwsim.__version__, "experiment": experiment.name, "config": settings.config, "seed": settings.seed,
+        "device": settings.device, "cases": cases,
         "card": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(), "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None, "tf32": bool(cuda), "python": platform.python_version(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "command": " ".join(["rwsim", *sys.argv[1:]]),

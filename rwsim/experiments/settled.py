@@ -20,6 +20,7 @@ from rwsim.theory.rotation import norm_of, norm_sq_form, relative_sq_form, rotat
 _REACHED = 0.02
 # It must be over in this share of the run: a mean needs the rest.
 _LATEST = 0.75
+LATE = "the predicted transient takes most of the run"
 # A departure from the random walk that is worth naming.
 _WORTH = 0.02
 BANDS = {"norm": NORM, "rotation": ROTATION}
@@ -80,8 +81,7 @@ def settled_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row
     for name, band in BANDS.items():
         values, path = (series.values[kind][:, start:, k] for kind in (name, f"path_{name}"))
         if not values.size:
-            note = "the predicted transient takes most of the run"
-            yield row(case, series, k, name, band, verdict=UNDECIDED if series.layers[k].invariant else SHOWN, note=note)
+            yield row(case, series, k, name, band, verdict=UNDECIDED if series.layers[k].invariant else SHOWN, note=LATE)
             continue
         predicted = float(path.mean())
         found = judged(values, predicted, band)
@@ -91,7 +91,7 @@ def settled_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row
         yield row(
             case, series, k, name, band, measured=found.measured, predicted=predicted, error=found.error, interval=found.interval,
             verdict=found.verdict if series.layers[k].invariant else SHOWN, paper=found.measured / paper[name] - 1, corrected=left,
-            note="" if found.verdict == INSIDE else _note(series, k, start, left, band),
+            note="" if found.verdict == INSIDE else _note(series, k, start, left),
         )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ def departure(series: Series, quantity: str, k: int, start: int) -> Array:
     return found[:, start:, k]
 
 
-def _note(series: Series, k: int, start: int, left: float, band: float) -> str:
+def _note(series: Series, k: int, start: int, left: float) -> str:
     """What departs from a random walk, and whether putting it in explains the gap."""
     named = []
     for name, quantity, expected in DEPARTURES:
@@ -128,10 +128,6 @@ def _note(series: Series, k: int, start: int, left: float, band: float) -> str:
         if math.isfinite(value) and abs(value - expected) > _WORTH:
             named.append(f"{name} {value:.3f}")
     said = (
-        f"explained within {band:.0%}"
-        if abs(left) <= band
-        else f"not explained ({percent(left)} left)"
-        if math.isfinite(left)
-        else "not explained"
+        "explained within 3 %" if abs(left) <= ROTATION else "not explained" + (f" ({percent(left)} left)" if math.isfinite(left) else "")
     )
     return f"{said} by what departs from a random walk: {', '.join(named) or 'nothing by more than 0.02'}"

@@ -103,6 +103,8 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     vectors = [param for param in model.parameters() if param.ndim <= 1]
     hyper = dict(recipe.hyper)
     groups = [{"params": matrices, "weight_decay": hyper.pop("weight_decay")}, {"params": vectors, "weight_decay": 0.0}]
+    if recipe.optimizer != "lion" and all(param.is_cuda for param in model.parameters()):
+        hyper["fused"] = True  # ours finds its own fast path
     return OPTIMIZERS[recipe.optimizer](groups, **hyper)
 
 
@@ -174,25 +176,32 @@ class _Step:
     """Loss and gradients of a batch; on CUDA replayed from a graph, since networks this small are bound by launches."""
 
     def __init__(self, recipe: Recipe, model: nn.Module, example: tuple[Tensor, Tensor], capture: bool) -> None:
-        self.recipe, self.model, self.graph = recipe, model, None
-        if not capture:
-            return
-        self.inputs, self.targets = (tensor.clone() for tensor in example)
-        buffers = [buffer.clone() for buffer in model.buffers()]
+        self.recipe, self.model = recipe, model
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if capture:
+            self.inputs, self.targets = (tensor.clone() for tensor in example)
+            buffers = [buffer.clone() for buffer in model.buffers()]
+            try:
+                self._capture()
+            except RuntimeError:  # a driver or an operator that cannot: the plain way is slower and as right
+                self.graph = None
+            for buffer, value in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+
+    def _capture(self) -> None:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
             for _ in range(_WARM):
-                model.zero_grad(set_to_none=True)
+                self.model.zero_grad(set_to_none=True)
                 self._pass(self.inputs, self.targets)
         torch.cuda.current_stream().wait_stream(aside)
-        model.zero_grad(set_to_none=True)
+        # The captured backward pass then allocates gradients of its own, and writes into them at each replay.
+        self.model.zero_grad(set_to_none=True)
         found = torch.cuda.CUDAGraph()
         with torch.cuda.graph(found):
             self.loss = self._pass(self.inputs, self.targets)
         self.graph = found
-        for buffer, value in zip(model.buffers(), buffers, strict=True):
-            buffer.copy_(value)
 
     def take(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss, with fresh gradients in the parameters."""
@@ -201,7 +210,7 @@ class _Step:
             return self._pass(inputs, targets)
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
-        self.graph.replay()  # a captured backward pass writes gradients that were None, it does not add
+        self.graph.replay()
         return self.loss
 
     def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:

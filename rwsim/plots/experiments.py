@@ -90,8 +90,8 @@ def dynamics_figure(result: "Result") -> Figure:
 
 
 def transients_figure(result: "Result") -> Figure:
-    """The paper's middle and right panel: norm and rotation of a middle layer for each pair, planned path dashed, equilibrium dotted; below,
-    what all scale-invariant layers are off by."""
+    """As the paper's middle and right panel: norm and rotation of a middle layer for each pair, planned path dashed, equilibrium dotted.
+    Below: what all scale-invariant layers are off by."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 6), layout="constrained", sharex=True, height_ratios=(1.3, 1))
     for color, (case, series) in zip(COLORS, result.records.items(), strict=False):
         at, mean = _middle(series), {name: value.mean(0) for name, value in series.values.items()}

@@ -21,6 +21,7 @@ from rwsim.probe.transient import Transients
 from rwsim.probe.writers import Writer, is_first_process
 from rwsim.rotational.optimizer import RotationalOptimizer
 from rwsim.rotational.wrapper import RotationalWrapper
+from rwsim.theory._cache import cached
 
 if TYPE_CHECKING:
     import xarray
@@ -255,8 +256,14 @@ class DynamicsProbe:
                 writer.resume(self._history.steps[-1] if self._history.steps else 0)
 
 
+@cached
+def _theory_of(rule: type[UpdateRule]) -> Theory:
+    """A rule's algebra takes a tenth of a second, and layers share theirs."""
+    return Theory(rule)
+
+
 def _checked(rule: type[UpdateRule], group: Mapping[str, Any]) -> Theory:
-    theory = Theory(rule)
+    theory = _theory_of(rule)
     theory.flat({name: 0.5 for name in group})
     return theory
 
