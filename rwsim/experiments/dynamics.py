@@ -23,14 +23,14 @@ _GPU = Config(
     )
 )
 _RESNET, _GPT = {"width": 4, "blocks": 1}, {"width": 32, "depth": 2, "heads": 2, "context": 32}
-_ADAMW = {"weight_decay": 0.25, "betas": (0.9, 0.99)}
+_WIDE, _NARROW = ({"lr": lr, "weight_decay": decay, "betas": (0.9, 0.99)} for lr, decay in ((2e-2, 0.25), (5e-3, 1.0)))
 _CPU = Config(
     (
         Case("resnet-sgdm", Recipe("resnet", "sgdm", {"lr": 0.5, "weight_decay": 5e-4, "momentum": 0.9}, 600, 32, _RESNET, every=4)),
-        Case("resnet-adamw", Recipe("resnet", "adamw", {"lr": 2e-2, **_ADAMW}, 600, 32, _RESNET, every=4)),
-        Case("resnet-lion", Recipe("resnet", "lion", {"lr": 2e-3, "weight_decay": 2.5}, 600, 32, _RESNET, every=4)),
-        Case("gpt-adamw", Recipe("gpt", "adamw", {"lr": 1e-2, **_ADAMW}, 600, 8, _GPT, every=4)),
-        Case("gpt-ws-adamw", Recipe("gpt", "adamw", {"lr": 1e-2, **_ADAMW}, 600, 8, _GPT, standardized=True, every=4)),
+        Case("resnet-adamw", Recipe("resnet", "adamw", _WIDE, 600, 32, _RESNET, every=4)),
+        Case("resnet-lion", Recipe("resnet", "lion", {"lr": 4e-3, "weight_decay": 1.25}, 600, 32, _RESNET, every=4)),
+        Case("gpt-adamw", Recipe("gpt", "adamw", _NARROW, 600, 8, _GPT, every=4)),
+        Case("gpt-ws-adamw", Recipe("gpt", "adamw", _NARROW, 600, 8, _GPT, standardized=True, every=4)),
     )
 )
 _TINY_RESNET, _TINY_GPT = {"width": 2, "blocks": 1}, {"width": 8, "depth": 1, "heads": 2, "context": 8}

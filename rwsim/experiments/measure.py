@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn, optim
 
 from rwsim.experiments.models import scale_invariant, weights
@@ -60,10 +61,10 @@ class Watch:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.probe.load_state_dict(state)
 
-    def records(self) -> tuple[Array, dict[str, Array]]:
+    def records(self) -> tuple[NDArray[np.int64], dict[str, Array]]:
         """What was measured beside what was predicted, in windows: (last step, values (time, layer))."""
         columns: dict[str, list[Array]] = {name: [] for name in (*MEASURED, *PREDICTED, *PATH)}
-        step = np.array(self.probe.steps)
+        step = np.array(self.probe.steps, dtype=np.int64)
         for full in self.names.values():
             reading = self.probe.read(full)
             for name in MEASURED:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rwsim.errors import InvalidArgument
 from rwsim.theory.noise import Array
@@ -43,7 +44,7 @@ class Series:
 
     layers: tuple[Layer, ...]
     seeds: tuple[int, ...]
-    step: Array
+    step: NDArray[np.int64]
     values: Mapping[str, Array]
     runs: tuple[Mapping[str, Any], ...]
 
@@ -55,7 +56,7 @@ class Series:
 Records = Mapping[str, Series]
 
 
-def windows(step: Array, values: Mapping[str, Array], steps: int) -> tuple[Array, dict[str, Array]]:
+def windows(step: NDArray[np.int64], values: Mapping[str, Array], steps: int) -> tuple[NDArray[np.int64], dict[str, Array]]:
     """Means over equal windows of a run of `steps`, at most `WINDOWS`, each with a measurement: (last step, values (time, layer)).
 
     Example:

@@ -223,7 +223,7 @@ _loaded: dict[Any, Data] = {}
 
 def _data(case: Case, settings: Settings) -> Data:
     """Loaded once a process."""
-    text = case.recipe.network == "gpt"
+    text = case.recipe.text
     context = case.recipe.size.get("context", 128) if text else 0
     key = (settings.text or settings.data, context, settings.device)
     if key not in _loaded:

@@ -8,16 +8,16 @@ from rwsim.experiments.findings import INSIDE, OUTSIDE, SHOWN, UNDECIDED, Row, p
 from rwsim.experiments.judge import ROTATION
 from rwsim.experiments.records import Series
 
-# Words for the data that networks see.
-_DATA = {"resnet": "Fashion-MNIST", "vgg": "Fashion-MNIST", "gpt": "bytes of a text"}
-
 
 def verdict(experiment: Experiment, config: Config, rows: Sequence[Row]) -> str:
     """Whether the claim held, by how much, and what differs from the paper."""
     judged = [row for row in rows if row.verdict != SHOWN]
     count = {verdict: sum(row.verdict == verdict for row in judged) for verdict in (INSIDE, OUTSIDE, UNDECIDED)}
     held = "holds" if count[INSIDE] == len(judged) > 0 else "does not hold everywhere" if count[OUTSIDE] else "is undecided"
-    networks = dict.fromkeys(f"{case.recipe.network} ({_DATA[case.recipe.network]}; {case.recipe.steps:,} steps)" for case in config.cases)
+    networks = dict.fromkeys(
+        f"{case.recipe.network} on {'bytes of a text' if case.recipe.text else 'Fashion-MNIST'} ({case.recipe.steps:,} steps)"
+        for case in config.cases
+    )
     products = sorted({case.recipe.hyper["lr"] * case.recipe.hyper["weight_decay"] for case in config.cases})
     return (
         f"The claim that {experiment.claim} {held} here: of {len(judged)} judged quantities {count[INSIDE]} are inside their bands, "

@@ -16,8 +16,8 @@ from rwsim.theory import symbols as sym
 from rwsim.theory.noise import Array
 from rwsim.theory.rotation import norm_of, norm_sq_form, relative_sq_form, rotation_of
 
-# The predicted transient is over where norm and rotation are this close to their equilibrium, for good.
-_REACHED = 0.02
+# The predicted transient is over where norm and rotation are this close to their equilibrium, for so many windows.
+_REACHED, _STAY = 0.02, 3
 # It must be over in this share of the run: a mean needs the rest.
 _LATEST = 0.75
 LATE = "the predicted transient takes most of the run"
@@ -34,9 +34,10 @@ DEPARTURES = (
 
 
 def transient_end(series: Series, k: int) -> int:
-    """First window in which the predicted transient of a layer is over, for good; the number of windows where it does not end in time.
+    """First window in which the predicted transient of a layer is over; the number of windows where it does not end in time.
 
-    The path is compared with the equilibrium of the time as it is at the end: a mean angle ends a little below an RMS one.
+    The path is compared with the equilibrium of the time as it is at the end: a mean angle ends a little below an RMS one. Later on SGDM's
+    equilibrium moves with the size of the gradients, and its path follows: that is no transient.
     """
     count = len(series.step)
     found = 0
@@ -44,8 +45,9 @@ def transient_end(series: Series, k: int) -> int:
         ratio = (series.values[f"path_{name}"] / series.values[f"predicted_{name}"])[:, :, k].mean(0)
         if not np.isfinite(ratio).all():
             return count
-        off = np.abs(ratio / np.median(ratio[-(count // 4) - 1 :]) - 1) > _REACHED
-        found = max(found, int(np.flatnonzero(off)[-1]) + 1 if off.any() else 0)
+        near = np.abs(ratio / np.median(ratio[-(count // 4) - 1 :]) - 1) <= _REACHED
+        stays = np.flatnonzero(np.convolve(near, np.ones(_STAY), "valid") == _STAY)
+        found = max(found, int(stays[0]) if len(stays) else count)
     return found if found <= _LATEST * count else count
 
 

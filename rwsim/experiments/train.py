@@ -62,6 +62,11 @@ class Recipe:
     every: int = 10
     autocast: bool = False
 
+    @property
+    def text(self) -> bool:
+        """Whether its data are text, not images."""
+        return self.network == "gpt"
+
     def rule(self) -> Any:
         """The rule at its peak."""
         return find_rule(self.optimizer)(**self.hyper)
