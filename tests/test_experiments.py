@@ -374,8 +374,9 @@ def test_rejects_a_doubled_decay(tiny, data, tmp_path, monkeypatch):
     doubled = run(tiny, settings, tmp_path / "doubled").findings.rows
     for before, after in zip(plain, doubled, strict=True):
         if before.layer == "hidden" and before.quantity in ("norm", "rotation"):
-            assert abs(before.error) < 0.1 and before.verdict != OUTSIDE
-            assert after.verdict == OUTSIDE and (after.error < -0.25 if before.quantity == "norm" else after.error > 0.25)
+            assert abs(before.error) < 0.15 and after.verdict == OUTSIDE
+            # sqrt(2) in either, of a random walk.
+            assert 1.2 < (after.measured / before.measured) ** (-1 if before.quantity == "norm" else 1) < 1.8
 
 
 def test_verdicts():

@@ -61,9 +61,9 @@ def _interval(values: Array) -> float:
 
 
 def judged_path(values: Array, predicted: Array, band: float) -> Judgement:
-    """A path against its prediction: the window in which the mean over seeds is furthest off decides.
+    """A path against its prediction: where the mean over seeds is furthest off decides.
 
-    Inside if every window is, with its interval over the seeds; outside if one is not, with its interval.
+    Inside if it is so at every time, with its interval over the seeds; outside if it is so at one.
 
     Args:
         values: Shape (seed, time).

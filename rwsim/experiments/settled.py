@@ -20,6 +20,8 @@ from rwsim.theory.rotation import norm_of, norm_sq_form, relative_sq_form, rotat
 _REACHED, _STAY = 0.02, 3
 # It must be over in this share of the run: a mean needs the rest.
 _LATEST = 0.75
+# Windows that a path is judged by at a time: a single one holds few steps.
+_POOLED = 5
 LATE = "the predicted transient takes most of the run"
 # A departure from the random walk that is worth naming.
 _WORTH = 0.02
@@ -98,16 +100,23 @@ def settled_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row
 
 
 def path_rows(case: Case, series: Series, k: int, windows: slice) -> Iterator[Row]:
-    """Norm and rotation of a layer along its predicted path, window by window; judged where it is scale-invariant."""
+    """Norm and rotation of a layer along its predicted path, a few windows at a time; judged where it is scale-invariant."""
     for name in BANDS:
-        values, path = series.values[name][:, windows, k], series.values[f"path_{name}"][:, windows, k].mean(0)
-        if not values.size:
+        if not len(series.step[windows]):
             continue
-        found = judged_path(values, path, TRANSIENT)
-        off = np.abs(values.mean(0) / path - 1)
-        note = f"furthest off at step {int(series.step[windows][off.argmax()])}; {percent(float(off.mean()), '')} on average"
+        values, path = (_pooled(series.values[kind][:, windows, k]) for kind in (name, f"path_{name}"))
+        found = judged_path(values, path.mean(0), TRANSIENT)
+        off = np.abs(values.mean(0) / path.mean(0) - 1)
+        until = series.step[windows][min(_POOLED * (int(off.argmax()) + 1), len(series.step[windows])) - 1]
+        note = f"furthest off by step {until}; {percent(float(off.mean()), '')} on average"
         verdict = found.verdict if series.layers[k].invariant else SHOWN
         yield row(case, series, k, f"{name} path", TRANSIENT, error=found.error, interval=found.interval, verdict=verdict, note=note)
+
+
+def _pooled(values: Array) -> Array:
+    """Means over groups of windows, shape (seed, time)."""
+    firsts = np.arange(0, values.shape[1], _POOLED)
+    return np.add.reduceat(values, firsts, axis=1) / np.diff([*firsts, values.shape[1]])
 
 
 def departure(series: Series, quantity: str, k: int, start: int) -> Array:

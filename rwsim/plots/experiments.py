@@ -93,28 +93,28 @@ def transients_figure(result: "Result") -> Figure:
     """As the paper's middle and right panel: norm and rotation of a middle layer for each pair, planned path dashed, equilibrium dotted.
     Below: what all scale-invariant layers are off by."""
     figure, axes = plt.subplots(2, 2, figsize=(9, 6), layout="constrained", sharex=True, height_ratios=(1.3, 1))
-    for color, (case, series) in zip(COLORS, result.records.items(), strict=False):
-        at, mean = _middle(series), {name: value.mean(0) for name, value in series.values.items()}
-        invariant = [k for k, layer in enumerate(series.layers) if layer.invariant]
-        middle = invariant[len(invariant) // 2]
-        live = np.where(mean["lr"][:, 0] >= 0.01 * mean["lr"].max(), 1.0, np.nan)
-        for (top, bottom), name in zip(axes.T, ("norm", "rotation"), strict=True):
+    for (top, bottom), name in zip(axes.T, ("norm", "rotation"), strict=True):
+        seen: list[float] = []
+        for color, (case, series) in zip(COLORS, result.records.items(), strict=False):
+            at, mean = _middle(series), {key: value.mean(0) for key, value in series.values.items()}
+            invariant = [k for k, layer in enumerate(series.layers) if layer.invariant]
+            middle = invariant[len(invariant) // 2]
+            live = np.where(mean["lr"][:, 0] >= 0.01 * mean["lr"].max(), 1.0, np.nan)
             hyper = result.settings["cases"][case]["recipe"]["hyper"]
             top.plot(at, mean[name][:, middle], color=color, lw=1.4, label=f"lr {hyper['lr']:g}, decay {hyper['weight_decay']:g}")
             top.plot(at, mean[f"path_{name}"][:, middle], color="black", lw=1.0, ls="--")
             top.plot(at, mean[f"predicted_{name}"][:, middle], color=color, lw=0.9, ls=":")
+            seen += [*(mean[name][:, middle] * live), *(mean[f"path_{name}"][:, middle] * live)]
             for k in invariant:
                 bottom.plot(at, ((mean[name] / mean[f"path_{name}"])[:, k] - 1) * live, color=color, lw=0.7, alpha=0.6)
-            _error_axis(bottom, 0.1)
-            bottom.set_xlabel("step", fontsize=8)
-            top.set_yscale("log")
-            top.set_title(f"{QUANTITY_LABELS[name]}, {series.layers[middle].name}", fontsize=9)
-            bottom.set_ylabel(f"{name}: off by", fontsize=8)
             _tidy(top, series)
             _tidy(bottom, series)
-    axes[0][1].set_ylim(
-        *(f(x) for f, x in ((lambda y: 0.5 * y, np.nanmin(axes[0][1].dataLim.intervaly)), (lambda y: y, axes[0][1].dataLim.y1)))
-    )
+        _error_axis(bottom, 0.1)
+        bottom.set_xlabel("step", fontsize=8)
+        bottom.set_ylabel(f"{name}: off by", fontsize=8)
+        top.set_yscale("log")
+        top.set_ylim(0.7 * np.nanmin(seen), 1.4 * np.nanmax(seen))
+        top.set_title(f"{QUANTITY_LABELS[name]}, {series.layers[middle].name}", fontsize=9)
     axes[0][0].plot([], [], color="black", lw=1.0, ls="--", label="planned path")
     axes[0][0].plot([], [], color="0.4", lw=0.9, ls=":", label="equilibrium at each step's lr")
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8, frameon=False)
