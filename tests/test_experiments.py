@@ -312,22 +312,25 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("at", [("seed 0", 60), ("seed 1", 120)])
-def test_an_interrupted_run_resumes_to_the_same_bits(tiny, data, tmp_path, monkeypatch, at):
+@pytest.mark.parametrize(("seed", "at", "how"), [(0, 60, "Ctrl-C"), (1, 120, "Ctrl-C"), (1, 80, "exception")])
+def test_an_interrupted_run_resumes_to_the_same_bits(tiny, data, tmp_path, monkeypatch, seed, at, how):
+    """Ctrl-C within a step is kept after it; after whatever else, the last checkpoint is there."""
     monkeypatch.setattr(train, "_LOOK", 20)
     recipe = replace(tiny.configs["smoke"].cases[0].recipe, steps=150)
     short = replace(tiny, configs={"smoke": Config((Case("tiny", recipe),), seeds=2)})
-    settings = Settings("smoke", "cpu", data=data)
+    settings = Settings("smoke", "cpu", data=data, save_seconds=0.0 if how == "exception" else 1e9)
     run(short, settings, tmp_path / "whole")
 
     def stop(label: str, done: int, total: int) -> None:
-        if label.endswith(at[0]) and done == at[1]:
-            raise Stop
+        if label.endswith(f"seed {seed}") and done == at:
+            if how == "exception":
+                raise Stop
+            os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Stop):
+    with pytest.raises(Stop if how == "exception" else KeyboardInterrupt):
         run(short, settings, tmp_path / "stopped", heard=stop)
     kept = {path.name for path in (tmp_path / "stopped" / "runs").iterdir()}
-    assert kept == {"tiny-0.checkpoint.pt"} if at[0] == "seed 0" else {"tiny-0.done.pt", "tiny-1.checkpoint.pt"}
+    assert kept == {"tiny-0.checkpoint.pt"} if seed == 0 else {"tiny-0.done.pt", "tiny-1.checkpoint.pt"}
     with pytest.raises(InvalidArgument, match="must not hold an experiment already"):
         run(short, settings, tmp_path / "stopped")
     with pytest.raises(InvalidArgument, match="with the same seed"):
@@ -335,7 +338,8 @@ def test_an_interrupted_run_resumes_to_the_same_bits(tiny, data, tmp_path, monke
     heard = []
     run(short, settings, tmp_path / "stopped", resume=True, heard=lambda label, done, total: heard.append((label[-6:], done)))
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
-    assert heard[0] == (at[0], at[1] + 20)  # nothing was trained twice
+    # Nothing was trained twice, but for the steps since the last checkpoint.
+    assert heard[0] == (f"seed {seed}", at + (20 if how == "Ctrl-C" else 0))
     assert not (tmp_path / "stopped" / "runs").exists()
 
 
@@ -345,9 +349,9 @@ def test_a_damaged_checkpoint_is_named(tiny, data, tmp_path, monkeypatch):
     short = replace(tiny, configs={"smoke": Config((Case("tiny", recipe),), seeds=1)})
 
     def stop(*_):
-        raise Stop
+        os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         run(short, Settings("smoke", "cpu", data=data), tmp_path / "out", heard=stop)
     (tmp_path / "out" / "runs" / "tiny-0.checkpoint.pt").write_bytes(b"no")
     with pytest.raises(InvalidArgument, match=r"holds a checkpoint, tiny-0.checkpoint.pt, that cannot be read"):

@@ -13,6 +13,7 @@ from rwsim.experiments.records import Layer, windows
 from rwsim.experiments.train import Recipe
 from rwsim.probe import DynamicsProbe
 from rwsim.probe.predict import Theory
+from rwsim.probe.quantities import over_neurons
 from rwsim.probe.transient import Track, Transients
 from rwsim.theory.noise import Array
 
@@ -21,7 +22,7 @@ _NEURONS = 64
 # Spacing of the squared norms that paths start from, in their logarithm.
 _NEAR = 0.02
 MEASURED = (
-    "norm", "rotation", "rms_update", "grad_norm", "weight_grad_angle", "momentum_grad_angle", "scaled_grad",
+    "norm", "rotation", "rotation_sq", "rms_update", "grad_norm", "weight_grad_angle", "momentum_grad_angle", "scaled_grad",
 )  # fmt: skip
 # Of the probe: equilibrium, and corrected for what was measured of the gradients.
 PREDICTED = (
@@ -67,8 +68,9 @@ class Watch:
         step = np.array(self.probe.steps, dtype=np.int64)
         for full in self.names.values():
             reading = self.probe.read(full)
+            measured = {**reading.measured, "rotation_sq": over_neurons(reading.found["rotation"] ** 2, "mean")}
             for name in MEASURED:
-                columns[name].append(reading.measured[name])
+                columns[name].append(measured[name])
             for name in PREDICTED:
                 columns[name].append(reading.predicted[name])
             for name, path in zip(PATH, reading.transient(_paths, effective=False), strict=True):

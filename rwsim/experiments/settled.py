@@ -32,6 +32,7 @@ DEPARTURES = (
     ("RMS update over that of uncorrelated gradients", "update_ratio", 1.0),
     ("||g/sqrt v||/sqrt C", "scaled_grad", 1.0),
     ("cos of momentum and gradient", "momentum_grad_cos", 0.0),
+    ("mean rotation over its root mean square", "evenness", 1.0),
 )
 
 
@@ -91,6 +92,9 @@ def settled_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row
         found = judged(values, predicted, band)
         # The correction is of the equilibrium, as a factor.
         corrected = predicted * float((series.values[f"corrected_{name}"] / series.values[f"predicted_{name}"])[:, start:, k].mean())
+        if name == "rotation":
+            # Theory predicts a root mean square; where steps vary in size the mean is smaller.
+            corrected = float(series.values["corrected_rotation"][:, start:, k].mean()) * float(departure(series, "evenness", k, start).mean())
         left = found.measured / corrected - 1
         yield row(
             case, series, k, name, band, measured=found.measured, predicted=predicted, error=found.error, interval=found.interval,
@@ -124,6 +128,10 @@ def departure(series: Series, quantity: str, k: int, start: int) -> Array:
     values = series.values
     if quantity == "update_ratio":
         found = values["rms_update"] / values["predicted_rms_update"]
+    elif quantity == "evenness":
+        # Over all windows that are asked for: steps vary from one to the next, and slowly too.
+        one, two = (values[name][:, start:, k].mean(1, keepdims=True) for name in ("rotation", "rotation_sq"))
+        return one / np.sqrt(two)
     elif quantity == "momentum_grad_cos":
         found = np.cos(values["momentum_grad_angle"])
     else:

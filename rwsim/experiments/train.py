@@ -5,8 +5,11 @@ and step, and model, optimizer and probe are restored as they were.
 """
 
 import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,13 +129,14 @@ def train(
         device: Where.
         attach: Given model and optimizer, gives the probe: an object with `state_dict` and `load_state_dict` that listens to steps.
         checkpoint: File that the state is kept in, and resumed from where it is there; removed by whoever has kept the result.
-        save_seconds: Between checkpoints; one is also written when the loop is left by an exception.
+        save_seconds: Between checkpoints; one is also written at Ctrl-C, after the step that is under way.
         heard: Called with the number of steps done, now and then; may raise.
         graph: Capture forward and backward pass in a CUDA graph where that works.
 
     Raises:
         TrainingDiverged: A loss is not finite.
         InvalidArgument: An unknown optimizer, a checkpoint of something else.
+        KeyboardInterrupt: Ctrl-C.
     """
     model = build(recipe.network, seed, recipe.standardized, **recipe.size).to(device)
     optimizer = make_optimizer(recipe, model)
@@ -153,7 +157,7 @@ def train(
             kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "probe": probe.state_dict()}
             write(checkpoint, {**identity, "step": done, "losses": losses[:done].clone(), **kept})
 
-    try:
+    with _stops_between_steps() as stopped:
         while done < recipe.steps:
             for group, base in zip(optimizer.param_groups, bases, strict=True):
                 group["lr"] = base if factors is None else base * float(factors[done])
@@ -168,13 +172,34 @@ def train(
                 if time.monotonic() - saved > save_seconds:
                     save()
                     saved = time.monotonic()
-    except TrainingDiverged:
-        raise
-    except BaseException:
-        save()
-        raise
+            if stopped:
+                save()
+                raise KeyboardInterrupt
     seconds = time.monotonic() - began
     return Trained(losses.cpu(), *evaluate(model, data), seconds, step.graph is not None)
+
+
+@contextmanager
+def _stops_between_steps() -> Iterator[list[int]]:
+    """What has a Ctrl-C in it once there was one: within a step it would leave a state that is neither before nor after it.
+
+    A second one is not waited for.
+    """
+    stopped: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield stopped
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, _: Any) -> None:
+        stopped.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Step:
