@@ -92,12 +92,13 @@ class Reading:
         effective_decay = decay + np.nan_to_num(radial)
         plain, effective = (theory.equilibrium(hyper, x, self.layer.fan_in, moments(values)) for x in (decay, effective_decay))
         if theory.kind == "sign":
-            factor = theory.long_run(hyper, over_neurons(values["memory"], "mean")[:, None], self.layer.fan_in)
+            memory = over_neurons(values["memory"], "mean")[:, None] / self.layer.fan_in
+            norm, rotation = theory.corrected_sign(plain, hyper, np.nan_to_num(radial)[:, None], memory)
         else:
             with np.errstate(all="ignore"):
                 drive_sq = np.broadcast_to((plain.rms_update / hyper["lr"][:, None]) ** 2, plain.norm.shape)
                 factor = (over_neurons(values["drive_sq"], "mean") / over_neurons(drive_sq, "mean"))[:, None]
-        norm, rotation = theory.corrected(effective, factor)
+            norm, rotation = theory.corrected(effective, factor)
         with np.errstate(all="ignore"):
             ratio = radial / decay
         return found | {
