@@ -13,7 +13,7 @@ from rwsim.errors import InvalidArgument, RwsimError
 from rwsim.optimizers import UpdateRule, find_rule
 from rwsim.plan import torch_rule
 from rwsim.probe.history import History
-from rwsim.probe.layers import Choice, Layer, watched
+from rwsim.probe.layers import Layer, watched
 from rwsim.probe.measure import Argument, bundled
 from rwsim.probe.predict import Theory
 from rwsim.probe.reading import Reading
@@ -78,7 +78,7 @@ class DynamicsProbe:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, every: Intervals = 10, *, layers: Choice = None,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, every: Intervals = 10, *, layers: Any = None,
         neurons: int | None = None, per_neuron: bool = True, special: Mapping[str, Mapping[str, Any]] | None = None,
         rule: str | type[UpdateRule] | None = None, writers: Writer | Sequence[Writer] = (), flush: int = 20, average: float | int = 50,
     ) -> None:  # fmt: skip
