@@ -35,7 +35,7 @@ def angle(one, other):
 def stepped(optimizer, model, steps=4):
     """Weights, gradient and state before the last of some steps; weights after it."""
     generator = seeded(3)
-    for step in range(steps):
+    for _ in range(steps):
         model.weight.grad = torch.randn(model.weight.shape, generator=generator, dtype=torch.float64)
         before = model.weight.detach().clone()
         state = {key: value.clone() for key, value in optimizer.state.get(model.weight, {}).items() if isinstance(value, torch.Tensor)}
@@ -82,7 +82,7 @@ def test_one_step_by_hand(rule):
 
 
 def test_the_gradient_part_of_sgdm_is_that_of_a_buffer_of_its_own():
-    """Decay goes through the buffer. In equilibrium what is taken off is right on average; `Delta_g` from a shadow buffer of gradients alone."""
+    """Decay goes through the buffer: in equilibrium what is taken off is right on average, as a buffer of gradients alone has it."""
     model, generator = Weight(64, 32), seeded(1)
     optimizer = torch.optim.SGD([model.weight], lr=0.1, momentum=0.9, weight_decay=0.05)
     shadow, expected = torch.zeros(64, 32, dtype=torch.float64), []
@@ -188,7 +188,7 @@ def test_intervals():
 
 
 def test_accumulated_gradients_are_one_step():
-    model, x = small(torch.float64), data(4, torch.float64)
+    x = data(4, torch.float64)
 
     def run(parts):
         model = small(torch.float64)
@@ -498,5 +498,5 @@ def test_rejects_an_optimizer_that_needs_a_closure():
 
 def test_rejects_reading_what_is_not_watched():
     probe = vectors_of(small())
-    with pytest.raises(InvalidArgument, match="`name` must be one of 0.weight, 3.weight, 5.weight, got '4.weight'"):
+    with pytest.raises(InvalidArgument, match=r"`name` must be one of 0\.weight, 3\.weight, 5\.weight, got '4\.weight'"):
         probe.read("4.weight")

@@ -81,16 +81,15 @@ def _angle(dot: Array, one_sq: Array, other_sq: Array) -> Array:
 
 
 def over_neurons(values: Array, average: str) -> Array:
-    """(time, neuron) -> (time,), NaN aside."""
+    """Mean, or root mean square, over the last axis, NaN aside: (time, neuron) -> (time,)."""
     known = np.isfinite(values)
     count = known.sum(-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        if average == "rms":
-            return np.sqrt(np.where(known, values, 0.0).__pow__(2).sum(-1) / np.where(count, count, np.nan))
-        return np.where(known, values, 0.0).sum(-1) / np.where(count, count, np.nan)
+    total = np.where(known, values**2 if average == "rms" else values, 0.0).sum(-1)
+    mean = np.asarray(total / np.where(count > 0, count, np.nan))
+    return np.sqrt(mean) if average == "rms" else mean
 
 
-def running(values: Array, horizon: float) -> Array:
+def running(values: Array, horizon: float | int) -> Array:
     """Running average over the first axis, of the last `horizon` entries or so: each weighs 1 - 1/horizon of the next; NaN aside.
 
     Example:

@@ -1,5 +1,6 @@
 """Where a probe's records go as they come: CSV, TensorBoard, Weights and Biases."""
 
+import contextlib
 import csv
 import importlib
 import importlib.util
@@ -87,6 +88,8 @@ class CSVWriter(Writer):
                 out.writerow({name: _text(value) for name, value in row.items()})
             self._file.flush()
         except OSError as problem:
+            with contextlib.suppress(OSError):  # it tries to write the rest once more
+                self.close()
             raise StorageError(f"cannot write {self.path}: {problem.strerror or problem}.") from problem
 
     def resume(self, step: int) -> None:
@@ -103,9 +106,9 @@ class CSVWriter(Writer):
         os.replace(draft, self.path)
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 class TensorBoardWriter(Writer):
