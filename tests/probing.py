@@ -17,7 +17,7 @@ class Lion(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # it returns no loss
         for group in self.param_groups:
             beta1, beta2 = group["betas"]
             for param in group["params"]:

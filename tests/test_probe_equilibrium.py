@@ -26,7 +26,7 @@ def verdict(values: np.ndarray, predicted: float, square: bool) -> str:
 def late(probe, name="weight"):
     reading = probe.read(name)
     part = slice(int(np.searchsorted(reading.steps, SETTLED)), None)
-    return reading, part, {key: float(np.nanmean(values)) for key, values in reading.forecast(part, None).items()}
+    return reading, part, {key: float(np.nanmean(values)) for key, values in reading.forecast(part).items()}
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_rejects_a_wrong_rule(rule, wrong, walks):
     from rwsim.optimizers import RULES
     from rwsim.probe.quantities import averaged, moments
 
-    averages = averaged({name: values[part] for name, values in reading.found.items()}, None)
+    averages = averaged({name: values[part] for name, values in reading.found.items()})
     theory = Theory(RULES[wrong])
     if theory.kind == "coupled":
         averages["unit_grad_l1"] = np.sqrt(averages["unit_grad_sq"] * FAN_IN)

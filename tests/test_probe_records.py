@@ -85,8 +85,11 @@ def test_averages_over_neurons_and_time():
     np.testing.assert_allclose(over_neurons(values, "rms"), [math.sqrt(12.5), np.nan])
     np.testing.assert_allclose(over_neurons(values, "mean"), [3.5, np.nan])
     series = np.arange(200.0)[:, None]
-    np.testing.assert_allclose(running(series, 10)[-1], 199 - 9, rtol=1e-6)
-    np.testing.assert_allclose(running(series, 1)[:, 0], series[:, 0])
+    np.testing.assert_allclose(running(series, 10)[0][-1], 199 - 9, rtol=1e-6)
+    # In two parts.
+    first, carried = running(series[:70], 10)
+    np.testing.assert_array_equal(np.concatenate([first, running(series[70:], 10, carried)[0]]), running(series, 10)[0])
+    np.testing.assert_allclose(running(series, 1)[0][:, 0], series[:, 0])
 
 
 # CSV.

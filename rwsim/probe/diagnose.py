@@ -110,7 +110,7 @@ def _row(reading: Reading, transients: Transients, after: int | None) -> Row:
     part = slice(first, None)
     rotation, rotation_mcse = _mean(measured["rotation"][part])
     norm, norm_mcse = _mean(measured["norm"][part])
-    predicted = {name: _finite_mean(values) for name, values in reading.forecast(part, None).items()}
+    predicted = {name: _finite_mean(values) for name, values in reading.forecast(part).items()}
     state = _state(reading.found["norm"][part], predicted, settles, int(steps[first]))
     turned = reading.found["rotation"][part]
     momentum = _finite_mean(np.cos(reading.found["momentum_grad_angle"][part]))
@@ -150,8 +150,8 @@ def _state(norm: Array, predicted: Mapping[str, float], settles: int | None, fir
 def _trend(series: Array) -> tuple[float, float]:
     """What the line through the mean of series (time, neuron) gains from its first to its last value, and its standard error.
 
-    The larger of two errors. Within: with M the variance of the mean of what is left beside the lines, autocorrelation included, that of a gain
-    is 12 M. Between neurons, which is right however slowly they fluctuate, unless they do so together.
+    The larger of two errors. Within: with M the variance of the mean of what is left beside the lines, autocorrelation included, that of a
+    gain is 12 M. Between neurons, which is right however slowly they fluctuate, unless they do so together.
     """
     length, neurons = series.shape
     at = np.arange(length) - (length - 1) / 2
