@@ -83,3 +83,7 @@ def walk(rule: str, steps: int, seed: int = 0, radial: float = 0.0, drift: float
             model.weight.grad = 0.01 * across / norm_sq.sqrt() + radial * weight
             optimizer.step()
     return probe
+
+
+def close(one: Any, other: Any, **how: Any) -> None:
+    torch.testing.assert_close(torch.as_tensor(one, dtype=torch.float64), torch.as_tensor(other, dtype=torch.float64), **how)

@@ -226,7 +226,7 @@ def _words(rows: Sequence[Row], notes: Mapping[str, str]) -> list[str]:
             plain, effective = (row.predicted[f"{kind}_rotation"] for kind in ("predicted", "corrected"))
             text = f"rotates {row.pace}: {row.rotation:.3g} radians a step, {row.rotation / plain:.2f} times the prediction"
             if math.isfinite(effective):
-                text += f" ({row.rotation / effective:.2f} times with the measured radial gradients and correlation)"
+                text += f" ({row.rotation_rms / effective:.2f} times, root mean square, with the measured radial gradients and correlation)"
             found.append(text)
         if row.spread > _SPREAD:
             found.append(f"is imbalanced: the rotation of its neurons spreads by {row.spread:.0%}")

@@ -33,7 +33,9 @@ def rows(readings: Sequence[Reading]) -> Iterator[dict[str, Any]]:
             some = np.isfinite(values).any(1)
             quantiles = np.full((len(QUANTILES), len(values)), math.nan)
             if some.any():
-                quantiles[:, some] = np.nanquantile(values[some], QUANTILES, axis=1)
+                # The one that knows NaN is many times slower.
+                quantile = np.quantile if np.isfinite(values[some]).all() else np.nanquantile
+                quantiles[:, some] = quantile(values[some], QUANTILES, axis=1)
             found |= {f"{name}_q{round(100 * q)}": x for q, x in zip(QUANTILES, quantiles, strict=True)}
         columns.append(found | {name: values for name, values in reading.predicted.items()})
     for t, step in enumerate(readings[0].steps.tolist()):
