@@ -11,12 +11,12 @@ from rwsim.probe.quantities import over_neurons
 from rwsim.probe.reading import Reading
 from rwsim.probe.transient import Transients
 from rwsim.stats.burnin import SHORTEST, truncation
-from rwsim.stats.mcse import estimate
+from rwsim.stats.mcse import estimate, integrated_time
 from rwsim.theory.noise import Array
 
 # The predicted path is in equilibrium where its norm is within this of its equilibrium's, and its rotation.
 _NEAR = 0.05
-# A layer's norm still moves if its halves differ by more, and by more than so many standard errors.
+# A layer's norm still moves if its trend gains more over the time, relative, and more than so many standard errors.
 _MOVES, _SIGMAS = 0.02, 4.0
 # Rotation that is off by more is called too fast or too slow.
 _OFF = 0.05
@@ -82,7 +82,7 @@ def diagnosis(readings: Sequence[Reading], transients: Transients, after: int | 
     """Look at the measured steps beyond `after`; default: beyond where a layer's predicted path is in equilibrium.
 
     A layer is in equilibrium if its predicted path is, by then, within 5 % of equilibrium in norm and rotation, and the measured norm no
-    longer moves: the means of both halves agree within 2 %, or within 4 of their standard errors, which know of autocorrelation.
+    longer moves: the line through it gains less than 2 %, or than 4 of its standard errors, from autocorrelation or between neurons.
 
     Raises:
         InvalidArgument: Fewer than 8 measured steps.
@@ -110,8 +110,8 @@ def _row(reading: Reading, transients: Transients, after: int | None) -> Row:
     part = slice(first, None)
     rotation, rotation_mcse = _mean(measured["rotation"][part])
     norm, norm_mcse = _mean(measured["norm"][part])
-    predicted = {name: _finite_mean(values) for name, values in reading.forecast(part, None).items()}
-    state = _state(measured["norm"][part], predicted, settles, int(steps[first]))
+    predicted = {name: _finite_mean(values) for name, values in reading.forecast(part).items()}
+    state = _state(reading.found["norm"][part], predicted, settles, int(steps[first]))
     turned = reading.found["rotation"][part]
     momentum = _finite_mean(np.cos(reading.found["momentum_grad_angle"][part]))
     scaled = _finite_mean(reading.found["scaled_grad"][part] ** 2)
@@ -141,12 +141,25 @@ def _state(norm: Array, predicted: Mapping[str, float], settles: int | None, fir
         return "no prediction"
     if settles is None or settles > first:
         return "transient"
-    half = len(norm) // 2
-    if half < SHORTEST // 2 or not np.isfinite(norm).all():
+    if len(norm) < SHORTEST or not np.isfinite(norm).all():
         return "too short"
-    (one, one_error), (other, other_error) = _mean(norm[:half]), _mean(norm[half:])
-    apart = abs(one - other)
-    return "equilibrium" if apart <= max(_MOVES * one, _SIGMAS * math.hypot(one_error, other_error)) else "drifting"
+    moved, error = _trend(norm)
+    return "equilibrium" if abs(moved) <= max(_MOVES * float(norm.mean()), _SIGMAS * error) else "drifting"
+
+
+def _trend(series: Array) -> tuple[float, float]:
+    """What the line through the mean of series (time, neuron) gains from its first to its last value, and its standard error.
+
+    The larger of two errors. Within: with M the variance of the mean of what is left beside the lines, autocorrelation included, that of a
+    gain is 12 M. Between neurons, which is right however slowly they fluctuate, unless they do so together.
+    """
+    length, neurons = series.shape
+    at = np.arange(length) - (length - 1) / 2
+    slopes = at @ series / (at @ at)
+    rest = series - series.mean(0) - np.multiply.outer(at, slopes)
+    within = math.sqrt(12 * integrated_time(rest)[1] / neurons)
+    between = length * float(slopes.std(ddof=1)) / math.sqrt(neurons) if neurons >= SHORTEST else 0.0
+    return length * float(slopes.mean()), max(within, between)
 
 
 def _pace(rotation: float, error: float, predicted: float) -> str:
@@ -194,7 +207,7 @@ def _mean(series: Array) -> tuple[float, float]:
 
 
 def _finite_mean(values: Array) -> float:
-    return float(over_neurons(np.ravel(values), "mean"))
+    return float(over_neurons(np.ravel(values)[None], "mean")[0])
 
 
 def _words(rows: Sequence[Row], notes: Mapping[str, str]) -> list[str]:
@@ -213,7 +226,7 @@ def _words(rows: Sequence[Row], notes: Mapping[str, str]) -> list[str]:
             plain, effective = (row.predicted[f"{kind}_rotation"] for kind in ("predicted", "corrected"))
             text = f"rotates {row.pace}: {row.rotation:.3g} radians a step, {row.rotation / plain:.2f} times the prediction"
             if math.isfinite(effective):
-                text += f" ({row.rotation / effective:.2f} times with the measured radial gradients and correlation)"
+                text += f" ({row.rotation_rms / effective:.2f} times, root mean square, with the measured radial gradients and correlation)"
             found.append(text)
         if row.spread > _SPREAD:
             found.append(f"is imbalanced: the rotation of its neurons spreads by {row.spread:.0%}")

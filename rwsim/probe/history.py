@@ -37,6 +37,7 @@ class History:
         self.steps: list[int] = []
         self.sums: dict[str, list[np.ndarray]] = {layer.name: [] for layer in layers}
         self._hyper: list[list[tuple[int, Values]]] = []
+        self._read: dict[int, int] = {}
         self._flags: list[tuple[int, Tensor]] = []
         self._waiting: list[tuple[int, list[Tensor]]] = []
 
@@ -93,15 +94,17 @@ class History:
         """Steps so far, skipped ones aside."""
         return self.calls - len(self.skipped)
 
-    def table(self, layer: Layer) -> np.ndarray:
-        """Sums of a layer, float64, shape (time, column, neuron)."""
-        found = self.sums[layer.name]
+    def table(self, layer: Layer, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Sums of a layer at measured steps, float64, shape (time, column, neuron)."""
+        found = self.sums[layer.name][first:last]
         return np.array(found, dtype=np.float64) if found else np.empty((0, len(COLUMNS), len(layer.rows)))
 
     def hyper(self, group: int) -> dict[str, np.ndarray]:
         """Hyperparameters of a group at every step, shape (time,) or (time, 2); only those that it has, as numbers."""
         log = self._hyper[group] if group < len(self._hyper) else []
-        log[:] = [(call, tuple([_number(one) for one in values])) for call, values in log]
+        for i in range(self._read.get(group, 0), len(log)):
+            log[i] = log[i][0], tuple([_number(one) for one in log[i][1]])
+        self._read[group] = len(log)
         taken = np.setdiff1d(np.arange(1, self.calls + 1), self.skipped)
         if not log:
             return {}
@@ -140,7 +143,7 @@ class History:
         self.calls, self.skipped, self.steps = state["calls"], list(state["skipped"]), list(state["steps"])
         self._hyper = [[(call, _values(values)) for call, values in log] for log in state["hyper"]]
         self.sums = {layer.name: list(sums[layer.name].numpy().copy()) for layer in self.layers}
-        self._flags, self._waiting = [], []
+        self._flags, self._waiting, self._read = [], [], {}
 
 
 def _values(values: Sequence[Any]) -> Values:

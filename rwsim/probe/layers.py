@@ -20,8 +20,6 @@ from rwsim.rotational.rotate import layout
 if TYPE_CHECKING:
     from rwsim.rotational.sharded import Shards
 
-# Names, patterns of names (as of files, or compiled regular expressions), or a function of name and parameter.
-Choice = str | Pattern[str] | Iterable[str | Pattern[str]] | Callable[[str, Tensor], bool] | None
 _WRAPPED = ("module.", "_orig_mod.")
 
 
@@ -81,10 +79,14 @@ class Layer:
 
 
 def watched(
-    model: nn.Module, optimizer: torch.optim.Optimizer, layers: Choice, neurons: int | None, per_neuron: bool,
+    model: nn.Module, optimizer: torch.optim.Optimizer, layers: Any, neurons: int | None, per_neuron: bool,
     special: Mapping[str, Mapping[str, Any]],
 ) -> list[Layer]:  # fmt: skip
     """The layers of a model that an optimizer trains: by default its tensors of two or more dimensions.
+
+    Args:
+        layers: Names, patterns of names (as of files, or compiled regular expressions), or a function of name and parameter.
+        neurons, per_neuron, special: See `rwsim.DynamicsProbe`.
 
     Raises:
         InvalidArgument: Nothing to watch; a name or pattern that fits nothing; no such dimensions.
@@ -121,13 +123,13 @@ def watched(
     return found
 
 
-def _chooser(layers: Choice) -> tuple[Callable[[str, Tensor], bool], Callable[[], list[str]]]:
+def _chooser(layers: Any) -> tuple[Callable[[str, Tensor], bool], Callable[[], list[str]]]:
     """Whether a parameter is wanted; and which of the patterns have fitted none."""
     if layers is None:
         return lambda name, param: param.dim() > 1, list
     if callable(layers):
         return layers, list
-    patterns = [layers] if isinstance(layers, (str, Pattern)) else list(layers)
+    patterns = [layers] if isinstance(layers, (str, Pattern)) else list(layers) if isinstance(layers, Iterable) else [layers]
     if not all(isinstance(one, (str, Pattern)) for one in patterns):
         raise InvalidArgument("layers", "must be names, patterns, or a function of name and parameter", layers)
     missed = set(range(len(patterns)))

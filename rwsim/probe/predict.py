@@ -21,8 +21,14 @@ is steady, E<w, m> follows from M whatever the gradients' correlation, and in eq
     E||w||^2 = eta M (1 + alpha)/(2 lambda),                              r^2 = 2 eta lambda/(1 + alpha):
 
 correlation, and a second moment that is off, change the norm by the measured size of the update over the predicted one, and the
-rotation not at all. With lambda_e = lambda + lambda_u both hold for radial gradients too. Lion's updates have one size, and its norm^2
-follows L = C + 2 rho h y/(1 - rho a), y = k^2 <n, m'>, with n = h m + k g and m' = a m + b g, instead.
+rotation not at all. With lambda_e = lambda + lambda_u both hold for radial gradients too. Lion's updates have one size whatever the
+gradients. Of a sign of n = h m + k' g, m' = a m + b g, with y = k^2 <n, m'>/C, phi = k' + rho h b/(1 - rho a), the same steps lead to
+
+    E||w||^2 = eta^2 C V,   V = (1 + 2 rho h y/(1 - rho a))/(1 - rho^2 + 2 rho phi eta lambda_u),
+    r^2/2 = 1 - rho + phi eta lambda_u - h y/((1 - rho a) V),
+
+where phi says that momentum passes on radial parts of weights that have turned and shrunk since. What these give over their values at
+lambda_u = 0 and the y of uncorrelated gradients multiplies the exact prediction.
 """
 
 import math
@@ -49,7 +55,7 @@ _NO_MORE: Mapping[sp.Symbol, Any] = MappingProxyType({})
 # Steps whose sums over a sign's memory are held at a time.
 _CHUNK = 64
 # What a measured size of the update over the predicted one does: exponents of norm and rotation. See the module's docstring.
-_ELASTICITY = {"linear": (0.25, 0.0), "normalized": (0.5, 0.0), "coupled": (1 / 3, 1 / 6), "sign": (0.5, -0.5)}
+_ELASTICITY = {"linear": (0.25, 0.0), "normalized": (0.5, 0.0), "coupled": (1 / 3, 1 / 6)}
 
 
 @dataclass(frozen=True)
@@ -222,20 +228,30 @@ class Theory:
             for name, default in self.rule.hyper.items()
         }
 
-    def long_run(self, hyper: Mapping[str, Any], memory: Array, fan_in: int) -> Array:
-        """A sign's E||sum of updates||^2 over that of uncorrelated gradients, (time, 1); `memory` is y of the module's docstring."""
-        h, k, a, b = self.argument(hyper)
-        rho = 1 - self.decay(hyper)
-        spread = b**2 / (1 - a**2)
-        uncorrelated = 2 / math.pi * (h * a * spread + k * b) / (h**2 * spread + k**2)
-        weight = 2 * rho * h / (1 - rho * a)
-        return (1 + weight * memory / fan_in) / (1 + weight * uncorrelated)
-
     def corrected(self, effective: Equilibrium, factor: Array) -> tuple[Array, Array]:
-        """Norm and rotation with lambda_e and a measured `factor`: of E||Delta_g w||^2 over the predicted; of a sign `long_run`."""
+        """Norm and rotation with lambda_e, and a measured `factor` of E||Delta_g w||^2 over the predicted one. Not of a sign."""
         norm, rotation = _ELASTICITY[self.kind]
         with np.errstate(invalid="ignore"):
             return effective.norm * factor**norm, effective.rotation * factor**rotation
+
+    def corrected_sign(self, plain: Equilibrium, hyper: Mapping[str, Any], radial: Array, memory: Array) -> tuple[Array, Array]:
+        """Norm and rotation of a sign with lambda_u and y as measured, both (time, 1); see the module's docstring."""
+        h, k, a, b = self.argument(hyper)
+        decay = self.decay(hyper)
+        rho, spread = 1 - decay, b**2 / (1 - a**2)
+        uncorrelated = 2 / math.pi * (h * a * spread + k * b) / (h**2 * spread + k**2)
+        # Over the total response, which lambda_u has in it.
+        phi = (k + rho * h * b / (1 - rho * a)) / (k + h * b / (1 - a))
+        pull = self._evaluate(-self._decay, hyper) * phi * radial
+
+        def form(pull: Any, y: Array) -> tuple[Array, Array]:
+            common = h * y / (1 - rho * a)
+            norm_sq = (1 + 2 * rho * common) / (decay * (1 + rho) + 2 * rho * pull)
+            return norm_sq, decay + pull - common / norm_sq
+
+        with np.errstate(invalid="ignore", divide="ignore"):
+            norm_sq, turn = (measured / ideal for measured, ideal in zip(form(pull, memory), form(0.0, uncorrelated), strict=True))
+            return plain.norm * np.sqrt(norm_sq), plain.rotation * np.sqrt(turn)
 
 
 def _form(rule: type[UpdateRule]) -> sp.Expr:

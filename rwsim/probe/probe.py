@@ -13,7 +13,7 @@ from rwsim.errors import InvalidArgument, RwsimError
 from rwsim.optimizers import UpdateRule, find_rule
 from rwsim.plan import torch_rule
 from rwsim.probe.history import History
-from rwsim.probe.layers import Choice, Layer, watched
+from rwsim.probe.layers import Layer, watched
 from rwsim.probe.measure import Argument, bundled
 from rwsim.probe.predict import Theory
 from rwsim.probe.reading import Reading
@@ -79,7 +79,7 @@ class DynamicsProbe:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, every: Intervals = 10, *, layers: Choice = None,
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, every: Intervals = 10, *, layers: Any = None,
         neurons: int | None = None, per_neuron: bool = True, special: Mapping[str, Mapping[str, Any]] | None = None,
         rule: str | type[UpdateRule] | None = None, writers: Writer | Sequence[Writer] = (), flush: int = 20, average: float | int = 50,
     ) -> None:  # fmt: skip
@@ -107,7 +107,7 @@ class DynamicsProbe:
         self._transients = Transients()
         self._readings: dict[str, Reading] = {}
         self.writers = [writers] if isinstance(writers, Writer) else list(writers)
-        self._written = 0
+        self._written: list[Reading | None] = [None] * len(self.layers)
         self._due = False
         self._hooks = [optimizer.register_step_pre_hook(self._before), optimizer.register_step_post_hook(self._after)]
 
@@ -182,11 +182,12 @@ class DynamicsProbe:
         if name not in self._theories:
             raise InvalidArgument("name", f"must be one of {', '.join(self._theories)}", name)
         if name not in self._readings:
-            layer = next(one for one in self.layers if one.name == name)
-            group = self.optimizer.param_groups[layer.group]
-            sign = -1.0 if group.get("maximize") else 1.0
-            self._readings[name] = Reading(self._history, layer, self._theories[name], self._turns(layer), self.average, sign)
+            self._readings[name] = self._reading_of(next(layer for layer in self.layers if layer.name == name))
         return self._readings[name]
+
+    def _reading_of(self, layer: Layer, before: Reading | None = None) -> Reading:
+        sign = -1.0 if self.optimizer.param_groups[layer.group].get("maximize") else 1.0
+        return Reading(self._history, layer, self._theories[layer.name], self._turns(layer), self.average, sign, before)
 
     def to_xarray(self) -> "xarray.Dataset":
         """All records: dimensions (step, layer), by neuron (step, neuron); see `rwsim.probe.dataset`."""
@@ -215,12 +216,13 @@ class DynamicsProbe:
         if self._history.waiting:
             self._readings = {}
         self._history.settle(self._bundles)
-        new = len(self._history.steps) - self._written
-        if new and self.writers and is_first_process():
-            readings = [self._reading(layer.name) for layer in self.layers]
-            for writer in self.writers:
-                writer.write(readings, slice(self._written, None))
-        self._written += new
+        if self.writers and is_first_process():
+            # What has been written is not looked at again.
+            news = [self._reading_of(layer, before) for layer, before in zip(self.layers, self._written, strict=True)]
+            if len(news[0].steps):
+                for writer in self.writers:
+                    writer.write(news)
+                self._written = list(news)
 
     def close(self) -> None:
         """Remove the hooks and write the rest; what was recorded can still be read."""
@@ -250,8 +252,8 @@ class DynamicsProbe:
         """
         self._history.load_state_dict(state)
         self._readings = {}
-        self._written = len(self._history.steps)
-        if is_first_process():
+        if self.writers and is_first_process():
+            self._written = [self._reading_of(layer) for layer in self.layers]
             for writer in self.writers:
                 writer.resume(self._history.steps[-1] if self._history.steps else 0)
 

@@ -33,7 +33,7 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
     }
 )
 # Averages that predictions need.
-_NEEDED = ("lambda_u", "drive_sq", "grad_sq", "unit_grad_sq", "unit_grad_l1", "memory")
+NEEDED = ("lambda_u", "drive_sq", "grad_sq", "unit_grad_sq", "unit_grad_l1", "memory")
 
 
 def quantities(sums: Array, hyper: Mapping[str, Any], theory: Theory | None, fan_in: int, sign: float = 1.0) -> dict[str, Array]:
@@ -66,7 +66,7 @@ def quantities(sums: Array, hyper: Mapping[str, Any], theory: Theory | None, fan
         gain = of["sign_l1"] / of["sign_sq"]
         found["memory"] = gain**2 * of["sign_m"]
         found["rms_update"] = found["lambda_u"] = np.full_like(ww, np.nan)
-        if theory is not None:
+        if theory is not None and len(sums):
             decay = theory.decay(hyper) * (of["wwq"] / ww if theory.scales_decay else 1)
             found["rms_update"] = np.sqrt(np.maximum(dd + 2 * decay * (wd - theory.carried(hyper) * dd) + decay**2 * ww, 0))
             radial = sign * of["wq"] if theory.scales_grad else wg * gain if theory.kind == "sign" else wg
@@ -81,40 +81,42 @@ def _angle(dot: Array, one_sq: Array, other_sq: Array) -> Array:
 
 
 def over_neurons(values: Array, average: str) -> Array:
-    """(time, neuron) -> (time,), NaN aside."""
+    """Mean, or root mean square, over the last axis, NaN aside: (time, neuron) -> (time,)."""
     known = np.isfinite(values)
     count = known.sum(-1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        if average == "rms":
-            return np.sqrt(np.where(known, values, 0.0).__pow__(2).sum(-1) / np.where(count, count, np.nan))
-        return np.where(known, values, 0.0).sum(-1) / np.where(count, count, np.nan)
+    total = np.where(known, values**2 if average == "rms" else values, 0.0).sum(-1)
+    mean = np.asarray(total / np.where(count > 0, count, np.nan))
+    return np.sqrt(mean) if average == "rms" else mean
 
 
-def running(values: Array, horizon: float) -> Array:
+def running(values: Array, horizon: float | int, before: tuple[Array, Array] | None = None) -> tuple[Array, tuple[Array, Array]]:
     """Running average over the first axis, of the last `horizon` entries or so: each weighs 1 - 1/horizon of the next; NaN aside.
 
+    Args:
+        before: What came out as the second result for the entries before these.
+
+    Returns:
+        The averages, and what the entries to come need.
+
     Example:
-        >>> running(np.array([1.0, np.nan, 3.0]), 2).round(2)
+        >>> running(np.array([1.0, np.nan, 3.0]), 2)[0].round(2)
         array([1.  , 1.  , 2.33])
     """
     keep = 1 - 1 / horizon
     known = np.isfinite(values)
-    total, weight, found = np.zeros(values.shape[1:]), np.zeros(values.shape[1:]), np.empty(values.shape)
+    total, weight = before if before is not None else np.zeros((2, *values.shape[1:]))
+    found = np.empty(values.shape)
     for t, (value, there) in enumerate(zip(np.where(known, values, 0.0), known, strict=True)):
         # What is missing does not age the rest.
-        total = np.where(there, keep * total + value, total)
-        weight = np.where(there, keep * weight + 1, weight)
-        found[t] = total
-        found[t] /= np.where(weight > 0, weight, np.nan)
-    return found
+        total, weight = np.where(there, keep * total + value, total), np.where(there, keep * weight + 1, weight)
+        found[t] = total / np.where(weight > 0, weight, np.nan)
+    return found, (np.asarray(total), np.asarray(weight))
 
 
 def moments(averages: Mapping[str, Array]) -> Moments:
     return Moments(averages["grad_sq"], averages["unit_grad_sq"], averages["unit_grad_l1"])
 
 
-def averaged(found: Mapping[str, Array], horizon: float | None) -> dict[str, Array]:
-    """What predictions need: running averages, (time, neuron), or over all of the time, (1, neuron), at a horizon of None."""
-    if horizon is not None:
-        return {name: running(found[name], horizon) for name in _NEEDED}
-    return {name: over_neurons(found[name].T, "mean")[None] for name in _NEEDED}
+def averaged(found: Mapping[str, Array]) -> dict[str, Array]:
+    """What predictions need, over all of the time: (1, neuron)."""
+    return {name: over_neurons(found[name].T, "mean")[None] for name in NEEDED}
