@@ -94,7 +94,9 @@ def settled_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row
         corrected = predicted * float((series.values[f"corrected_{name}"] / series.values[f"predicted_{name}"])[:, start:, k].mean())
         if name == "rotation":
             # Theory predicts a root mean square; where steps vary in size the mean is smaller.
-            corrected = float(series.values["corrected_rotation"][:, start:, k].mean()) * float(departure(series, "evenness", k, start).mean())
+            corrected = float(series.values["corrected_rotation"][:, start:, k].mean()) * float(
+                departure(series, "evenness", k, start).mean()
+            )
         left = found.measured / corrected - 1
         yield row(
             case, series, k, name, band, measured=found.measured, predicted=predicted, error=found.error, interval=found.interval,
