@@ -1,15 +1,7 @@
-"""The experiments on real networks: data, networks, training and resuming, verdicts, the command end to end."""
+"""The experiments on real networks: data, networks, training, verdicts."""
 
-import csv
 import gzip
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rwsim.cli import FAILS, HOLDS, INTERNAL, USAGE
+from rwsim.cli import USAGE
 from rwsim.cli import run as command
 from rwsim.errors import InvalidArgument
-from rwsim.experiments import EXPERIMENTS, train
-from rwsim.experiments.case import Case, Config
+from rwsim.experiments import measure, train
 from rwsim.experiments.data import Order, load_images, load_text
 from rwsim.experiments.findings import INSIDE, OUTSIDE, SHOWN, UNDECIDED, Findings, Row
 from rwsim.experiments.judge import judged, judged_path
@@ -30,29 +21,9 @@ from rwsim.experiments.models import NETWORKS, build, scale_invariant, weights
 from rwsim.experiments.run import Settings, run
 from rwsim.experiments.train import OPTIMIZERS, Recipe, TrainingDiverged, make_optimizer
 from rwsim.theory.factors import schedule_factors
+from tests.experiments import FILES, Nothing, Tiny, idx_pair, make_data, nothing, tiny_experiment
 
 CPU = torch.device("cpu")
-FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-RESULTS = {"figure.png", "records.csv.gz", "settings.json", "summary.md", "table.csv"}
-
-
-def idx_pair(count, seed):
-    """(bytes of an images' file, of a labels' file): noise that is brighter the larger the label."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 10, count).astype(np.uint8)
-    pixels = (rng.random((count, 28, 28)) * 25 * (1 + labels)[:, None, None]).astype(np.uint8)
-    head = count.to_bytes(4, "big")
-    side = (28).to_bytes(4, "big")
-    return b"\0\0\x08\x03" + head + side + side + pixels.tobytes(), b"\0\0\x08\x01" + head + labels.tobytes()
-
-
-def make_data(folder: Path) -> Path:
-    folder.mkdir()
-    for name, content in zip(FILES, idx_pair(96, 0) + idx_pair(40, 1), strict=True):
-        (folder / f"{name}.gz").write_bytes(gzip.compress(content))
-    words = np.random.default_rng(2).choice(["to", "be", "or", "not", "that", "is", "the", "question"], 2000)
-    (folder / "some.txt.gz").write_bytes(gzip.compress(" ".join(words).encode()))
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -60,37 +31,15 @@ def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("experiments") / "data")
 
 
-class Nothing:
-    """A probe that measures nothing."""
-
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state):
-        assert state == {}
+@pytest.fixture(autouse=True)
+def _few_paths(monkeypatch):
+    """A path takes a tenth of a second: here layers of one fan-in share theirs."""
+    monkeypatch.setattr(measure, "_NEAR", 0.5)
 
 
-def nothing(model, optimizer):
-    return Nothing()
-
-
-class Tiny(nn.Module):
-    """Quick to train, too small to learn its images by heart; scale-invariant where it is standardized."""
-
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.hidden, self.head = nn.Linear(49, width, bias=False), nn.Linear(width, 10, bias=False)
-
-    def forward(self, x):
-        return self.head(F.gelu(self.hidden(F.avg_pool2d(x, 4).flatten(1))))
-
-
-@pytest.fixture
-def tiny(monkeypatch):
-    """An experiment of `dynamics`' kind whose trainings take a second."""
+@pytest.fixture(autouse=True)
+def _tiny(monkeypatch):
     monkeypatch.setitem(NETWORKS, "tiny", Tiny)
-    recipe = Recipe("tiny", "adamw", {"lr": 1e-2, "weight_decay": 4.0, "betas": (0.9, 0.99)}, 400, 16, standardized=True, every=2)
-    return replace(EXPERIMENTS["dynamics"], configs={"smoke": Config((Case("tiny", recipe),))})
 
 
 # Data.
@@ -229,9 +178,8 @@ def test_networks_follow_from_their_seed():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_are_their_rules(monkeypatch, name):
+def test_optimizers_are_their_rules(name):
     """Four steps of a matrix under decay and of a vector without, in float64, against the rule's own update."""
-    monkeypatch.setitem(NETWORKS, "tiny", Tiny)
     hyper = {"lr": 0.03, "weight_decay": 0.2, **({"momentum": 0.9} if name == "sgdm" else {"betas": (0.8, 0.9)})}
     recipe = Recipe("tiny", name, hyper, 4, 1)
     with torch.device("meta"):  # does not draw
@@ -260,8 +208,8 @@ def test_optimizers_are_their_rules(monkeypatch, name):
         torch.testing.assert_close(param.detach(), states[key].param, rtol=1e-6, atol=1e-7)
 
 
-def test_learning_rates_follow_the_schedule(tiny, data):
-    recipe = replace(tiny.configs["smoke"].cases[0].recipe, steps=40, schedule="warmup0.25+cosine")
+def test_learning_rates_follow_the_schedule(data):
+    recipe = tiny_experiment(40, schedule="warmup0.25+cosine").configs["smoke"].cases[0].recipe
     seen = []
 
     def attach(model, optimizer):
@@ -269,11 +217,11 @@ def test_learning_rates_follow_the_schedule(tiny, data):
         return Nothing()
 
     train.train(recipe, load_images(data), 0, CPU, attach)
-    expected = 1e-2 * schedule_factors("warmup0.25+cosine", 40)
-    assert np.allclose(seen, expected[:, None], rtol=1e-12) and expected[9] == 1e-2 and expected[-1] < 1e-4
+    expected = 2e-2 * schedule_factors("warmup0.25+cosine", 40)
+    assert np.allclose(seen, expected[:, None], rtol=1e-12) and expected[9] == 2e-2 and expected[-1] < 1e-4
 
 
-def test_a_loss_that_is_not_finite_stops_with_its_step(tiny, data):
+def test_a_loss_that_is_not_finite_stops_with_its_step(data):
     recipe = Recipe("tiny", "sgdm", {"lr": 1e25, "weight_decay": 0.0, "momentum": 0.9}, 80, 8)
     with pytest.raises(TrainingDiverged) as caught:
         train.train(recipe, load_images(data), 0, CPU, nothing)
@@ -290,75 +238,14 @@ def test_a_loss_that_is_not_finite_stops_with_its_step(tiny, data):
     assert caught.value.step == next(i for i, loss in enumerate(losses) if not np.isfinite(loss)) + 2
 
 
-def test_a_diverged_run_decides_nothing(tiny, data, tmp_path):
-    recipe = replace(tiny.configs["smoke"].cases[0].recipe, optimizer="sgdm", hyper={"lr": 1e25, "weight_decay": 0.0, "momentum": 0.9})
-    broken = replace(tiny, configs={"smoke": Config((Case("tiny", replace(recipe, steps=120)),), seeds=2)})
+def test_a_diverged_run_decides_nothing(data, tmp_path):
+    broken = tiny_experiment(120, optimizer="sgdm", hyper={"lr": 1e25, "weight_decay": 0.0, "momentum": 0.9})
     result = run(broken, Settings("smoke", "cpu", data=data), tmp_path / "out")
     assert {row.verdict for row in result.findings.rows} == {UNDECIDED} and not result.findings.passed
     assert "Diverged: seed 0 at step" in result.findings.says[1]
 
 
-# Results.
-
-
-def outcome(out: Path):
-    """All that a resumed run must have in common with one that was never stopped."""
-    settings = json.loads((out / "settings.json").read_text())
-    runs = [{key: value for key, value in one.items() if key != "seconds"} for case in settings["cases"].values() for one in case["runs"]]
-    return runs, gzip.decompress((out / "records.csv.gz").read_bytes())
-
-
-class Stop(Exception):
-    pass
-
-
-@pytest.mark.parametrize(("seed", "at", "how"), [(0, 60, "Ctrl-C"), (1, 120, "Ctrl-C"), (1, 80, "exception")])
-def test_an_interrupted_run_resumes_to_the_same_bits(tiny, data, tmp_path, monkeypatch, seed, at, how):
-    """Ctrl-C within a step is kept after it; after whatever else, the last checkpoint is there."""
-    monkeypatch.setattr(train, "_LOOK", 20)
-    recipe = replace(tiny.configs["smoke"].cases[0].recipe, steps=150)
-    short = replace(tiny, configs={"smoke": Config((Case("tiny", recipe),), seeds=2)})
-    settings = Settings("smoke", "cpu", data=data, save_seconds=0.0 if how == "exception" else 1e9)
-    run(short, settings, tmp_path / "whole")
-
-    def stop(label: str, done: int, total: int) -> None:
-        if label.endswith(f"seed {seed}") and done == at:
-            if how == "exception":
-                raise Stop
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(Stop if how == "exception" else KeyboardInterrupt):
-        run(short, settings, tmp_path / "stopped", heard=stop)
-    kept = {path.name for path in (tmp_path / "stopped" / "runs").iterdir()}
-    assert kept == {"tiny-0.checkpoint.pt"} if seed == 0 else {"tiny-0.done.pt", "tiny-1.checkpoint.pt"}
-    with pytest.raises(InvalidArgument, match="must not hold an experiment already"):
-        run(short, settings, tmp_path / "stopped")
-    with pytest.raises(InvalidArgument, match="with the same seed"):
-        run(short, replace(settings, seed=7), tmp_path / "stopped", resume=True)
-    heard = []
-    run(short, settings, tmp_path / "stopped", resume=True, heard=lambda label, done, total: heard.append((label[-6:], done)))
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")
-    # Nothing was trained twice, but for the steps since the last checkpoint.
-    assert heard[0] == (f"seed {seed}", at + (20 if how == "Ctrl-C" else 0))
-    assert not (tmp_path / "stopped" / "runs").exists()
-
-
-def test_a_damaged_checkpoint_is_named(tiny, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "_LOOK", 20)
-    recipe = replace(tiny.configs["smoke"].cases[0].recipe, steps=60)
-    short = replace(tiny, configs={"smoke": Config((Case("tiny", recipe),), seeds=1)})
-
-    def stop(*_):
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(short, Settings("smoke", "cpu", data=data), tmp_path / "out", heard=stop)
-    (tmp_path / "out" / "runs" / "tiny-0.checkpoint.pt").write_bytes(b"no")
-    with pytest.raises(InvalidArgument, match=r"holds a checkpoint, tiny-0.checkpoint.pt, that cannot be read"):
-        run(short, Settings("smoke", "cpu", data=data), tmp_path / "out", resume=True)
-
-
-def test_rejects_a_doubled_decay(tiny, data, tmp_path, monkeypatch):
+def test_rejects_a_doubled_decay(data, tmp_path, monkeypatch):
     """Negative control: an optimizer that decays twice and says it does so once."""
 
     @torch.no_grad()
@@ -372,7 +259,7 @@ def test_rejects_a_doubled_decay(tiny, data, tmp_path, monkeypatch):
         optimizer.register_step_pre_hook(once_more)
         return optimizer
 
-    settings = Settings("smoke", "cpu", data=data)
+    settings, tiny = Settings("smoke", "cpu", data=data), tiny_experiment()
     plain = run(tiny, settings, tmp_path / "plain").findings.rows
     monkeypatch.setitem(OPTIMIZERS, "adamw", doubled_adamw)
     doubled = run(tiny, settings, tmp_path / "doubled").findings.rows
@@ -407,100 +294,3 @@ def test_what_passes():
     for verdict in (OUTSIDE, UNDECIDED):
         assert not Findings((row, replace(row, verdict=verdict)), ()).passed
     assert not Findings((replace(row, verdict=SHOWN),), ()).passed
-
-
-# The command.
-
-
-def test_list(capsys):
-    assert command(["experiment", "--list"]) == HOLDS
-    assert capsys.readouterr().out.splitlines() == ["dynamics", "transients", "assumptions"]
-
-
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_each_runs_end_to_end(name, data, tmp_path, capsys):
-    out, file = tmp_path / "out", tmp_path / "deep" / "found.json"
-    arguments = ["experiment", name, "--config", "smoke", "--data", str(data), "--out", str(out)]
-    assert command([*arguments, "--json", str(file), "--seed", "5"]) in (HOLDS, FAILS)
-    said = capsys.readouterr().out
-    assert {path.name for path in out.iterdir()} == RESULTS and (out / "figure.png").read_bytes()[:4] == b"\x89PNG"
-    config = EXPERIMENTS[name].configs["smoke"]
-    rows = list(csv.DictReader((out / "table.csv").read_text().splitlines()))
-    assert {row["case"] for row in rows} == {case.name for case in config.cases}
-    settings = json.loads((out / "settings.json").read_text())
-    assert settings["seed"] == 5 and settings["experiment"] == name and settings["torch"] == torch.__version__
-    assert all(case["seeds"] == [5, 6] and len(case["runs"]) == 2 for case in settings["cases"].values())
-    document = json.loads(file.read_text())
-    assert len(document["rows"]) == len(rows) and document["meta"]["config"] == "smoke"
-    summary = (out / "summary.md").read_text()
-    assert "What differs from the paper" in summary and all(case.name in summary for case in config.cases)
-    assert document["says"][0] in " ".join(said.split("\n"))
-    # Drawn again from the records alone, and with nothing to say.
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
-    (out / "table.csv").unlink()
-    assert command(["experiment", name, "--out", str(out), "--replot", "--quiet"]) in (HOLDS, FAILS)
-    assert capsys.readouterr() == ("", "")
-    after = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert all(before[key] == after[key] for key in RESULTS - {"figure.png"})
-    assert command(arguments) == USAGE and "must not hold an experiment already" in capsys.readouterr().err
-
-
-BAD_USAGE = {
-    "nonsense": "`name` must be one of dynamics, transients, assumptions, got 'nonsense'",
-    "": "`name` must be one of",
-    "dynamics --seed -1": "`seed` must be at least 0",
-    "dynamics --workers 0": "`workers` must be at least 1",
-    "dynamics --config tiny": "--config",
-    "dynamics --resume --replot": "`resume` cannot go with --replot",
-    "dynamics --replot": "`out` must hold a finished experiment",
-}
-
-
-@pytest.mark.parametrize("arguments", BAD_USAGE)
-def test_bad_usage(tmp_path, monkeypatch, capsys, arguments):
-    monkeypatch.chdir(tmp_path)
-    assert command(["experiment", *arguments.split()]) == USAGE
-    assert BAD_USAGE[arguments] in (said := capsys.readouterr().err) and said.count("\n") == 1
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_killed_command_goes_on(data, tmp_path, how):
-    out = tmp_path / "out"
-    arguments = [sys.executable, "-m", "rwsim.cli", "experiment", "transients", "--config", "smoke", "--data", str(data), "--workers", "1"]
-    whole = [*arguments, "--out", str(tmp_path / "whole")]
-    subprocess.run(whole, check=False, capture_output=True)
-    process = subprocess.Popen(
-        [*arguments, "--out", str(out), "--save-every", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    while not list(out.glob("runs/*.done.pt")):
-        time.sleep(0.01)
-        assert process.poll() is None
-    os.kill(process.pid, how)
-    said, _ = process.communicate()
-    if how == signal.SIGINT:
-        assert process.returncode == INTERNAL and "--resume goes on" in said
-    subprocess.run([*arguments, "--out", str(out), "--resume"], check=False, capture_output=True)
-    assert outcome(out) == outcome(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_workers_give_the_same(data, tmp_path):
-    for count in ("1", "2"):
-        command(
-            [
-                "experiment",
-                "assumptions",
-                "--config",
-                "smoke",
-                "--data",
-                str(data),
-                "--workers",
-                count,
-                "--out",
-                str(tmp_path / count),
-                "--quiet",
-            ]
-        )
-    assert outcome(tmp_path / "1") == outcome(tmp_path / "2")

@@ -43,7 +43,7 @@ def _small(steps: int, batches: tuple[int, int], product: float, sizes: tuple[Ma
 _CPU_SIZES = ({"width": 4, "blocks": 1}, {"width": 8}, {"width": 32, "depth": 2, "heads": 2, "context": 32})
 _SMOKE_SIZES = ({"width": 2, "blocks": 1}, {"width": 2}, {"width": 8, "depth": 1, "heads": 2, "context": 8})
 _CPU = Config(_small(600, (32, 8), 5e-3, _CPU_SIZES, every=4))
-_SMOKE = Config(_small(24, (8, 4), 4e-2, _SMOKE_SIZES, every=2), seeds=2)
+_SMOKE = Config(_small(12, (8, 4), 4e-2, _SMOKE_SIZES, every=1), seeds=2)
 # Assumption -> quantity of the records, band, what it does to the prediction as a factor.
 _ASSUMED = {
     "orthogonal gradients": ("lambda_ratio", ROTATION, lambda x: np.sqrt(np.maximum(1 + x, 0))),

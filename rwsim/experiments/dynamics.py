@@ -36,8 +36,8 @@ _CPU = Config(
 _TINY_RESNET, _TINY_GPT = {"width": 2, "blocks": 1}, {"width": 8, "depth": 1, "heads": 2, "context": 8}
 _SMOKE = Config(
     (
-        Case("resnet-adamw", Recipe("resnet", "adamw", {"lr": 5e-2, "weight_decay": 1.0}, 24, 8, _TINY_RESNET, every=2)),
-        Case("gpt-ws-adamw", Recipe("gpt", "adamw", {"lr": 2e-2, "weight_decay": 1.0}, 24, 4, _TINY_GPT, standardized=True, every=2)),
+        Case("resnet-adamw", Recipe("resnet", "adamw", {"lr": 5e-2, "weight_decay": 1.0}, 12, 8, _TINY_RESNET, every=1)),
+        Case("gpt-ws-adamw", Recipe("gpt", "adamw", {"lr": 2e-2, "weight_decay": 1.0}, 12, 4, _TINY_GPT, standardized=True, every=1)),
     ),
     seeds=2,
 )
