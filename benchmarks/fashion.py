@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import Parser, at_least, device_of, heading, write_csv
-from benchmarks.idx import FOLDER, Images, load
 from benchmarks.stacked import CHANNELS, Networks, accuracy, angle_sq, train
 from rwsim.errors import InvalidArgument
+from rwsim.experiments.idx import FOLDER, Images, load
 from rwsim.rotational import RotationalAdamW, RotationalLion, RotationalOptimizer, RotationalSGDM
 from rwsim.rotational.rate import rotation_rate
 

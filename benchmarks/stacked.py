@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.idx import CLASSES, SIDE, Images
 from rwsim.errors import RwsimError
+from rwsim.experiments.idx import CLASSES, SIDE, Images
 
 CHANNELS = (32, 64, 128)
 NOTHING: Mapping[str, Any] = MappingProxyType({})

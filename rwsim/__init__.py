@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rwsim.convert import convert
     from rwsim.export.harness import export, verify
     from rwsim.plan import plan
+    from rwsim.probe.probe import DynamicsProbe
     from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalSGDM, RotationalWrapper
     from rwsim.sweeps.sweep import sweep
     from rwsim.theory.predict import predict
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 make_door(
     __name__,
     {
+        "DynamicsProbe": "rwsim.probe.probe",
         "RotationalAdam": "rwsim.rotational.adam",
         "RotationalAdamW": "rwsim.rotational.adamw",
         "RotationalLion": "rwsim.rotational.lion",
@@ -43,6 +45,7 @@ make_door(
 
 __all__ = [
     "RULES",
+    "DynamicsProbe",
     "RotationalAdam",
     "RotationalAdamW",
     "RotationalLion",

@@ -240,7 +240,7 @@ def _torch_groups(optimizer: Any, scheduler: Any, steps: int) -> list[_Group]:
         raise InvalidArgument("optimizer", "must be a rule's name, a rule, or a torch optimizer", type(optimizer).__name__)
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise InvalidArgument("scheduler", "must not depend on the loss", type(scheduler).__name__, "give a schedule known beforehand")
-    rules = [_rule_of(optimizer, group) for group in optimizer.param_groups]
+    rules = [torch_rule(optimizer, group) for group in optimizer.param_groups]
     names = [[name for name in ("lr", "weight_decay", "momentum", "betas") if name in rule.hyper and name in group]
              for rule, group in zip(rules, optimizer.param_groups, strict=True)]  # fmt: skip
     history: list[list[list[Any]]] = [[[] for _ in group] for group in names]
@@ -273,7 +273,7 @@ def _torch_groups(optimizer: Any, scheduler: Any, steps: int) -> list[_Group]:
     return found
 
 
-def _rule_of(optimizer: Any, group: Mapping[str, Any]) -> type[UpdateRule]:
+def torch_rule(optimizer: Any, group: Mapping[str, Any]) -> type[UpdateRule]:
     name = type(optimizer).__name__.lower()
     if group.get("amsgrad"):
         raise InvalidArgument("optimizer", "must not use amsgrad", name, "the theory does not carry it")

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from benchmarks import fashion
 from benchmarks.fashion import CONTESTS, SETTINGS, Turned, compared, main
-from benchmarks.idx import Images, load
 from benchmarks.stacked import Networks, accuracy, factor, train
+from rwsim.experiments.idx import Images, load
 from rwsim.rotational import RotationalSGDM
 
 CHANNELS = (3, 4, 5)

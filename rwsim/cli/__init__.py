@@ -10,6 +10,7 @@ from rwsim import __version__
 from rwsim.cli.audit import audit
 from rwsim.cli.convert import convert
 from rwsim.cli.derive import derive
+from rwsim.cli.experiment import experiment
 from rwsim.cli.export import export, verify
 from rwsim.cli.plan import plan
 from rwsim.cli.shared import FAILS, HOLDS, INTERNAL, USAGE, refuse
@@ -32,7 +33,7 @@ app = App(
     name="rwsim", version=__version__, help="A random-walk laboratory for optimizers with weight decay.",
     print_error=False, exit_on_error=False, suppress_keyboard_interrupt=False, result_action="return_value",
 )  # fmt: skip
-for command in (validate, derive, sweep, plan, convert, audit, export, verify):
+for command in (validate, derive, sweep, plan, convert, audit, export, verify, experiment):
     app.command(command)
 
 

@@ -4,11 +4,12 @@ import matplotlib
 
 matplotlib.use("Agg")
 
+from rwsim.plots.experiments import save_experiment
 from rwsim.plots.plan import plan_figure, save_plan
 from rwsim.plots.sweep import save_sweep, save_trajectories, sweep_figures, trajectory_figures
 from rwsim.plots.validation import save_validation, validation_figure
 
 __all__ = [
-    "plan_figure", "save_plan", "save_sweep", "save_trajectories", "save_validation", "sweep_figures", "trajectory_figures",
-    "validation_figure",
+    "plan_figure", "save_experiment", "save_plan", "save_sweep", "save_trajectories", "save_validation", "sweep_figures",
+    "trajectory_figures", "validation_figure",
 ]  # fmt: skip

@@ -42,7 +42,7 @@ def parameter_groups(
             raise InvalidArgument(name, "is not an option of rotational optimizers", options[name], f"they take {', '.join(known)}")
     unused = set(special or {})
     groups: dict[str, dict[str, Any]] = {}
-    for name, param, found in _parameters(model):
+    for name, param, found in named_layouts(model):
         settings = {"weight_decay": weight_decay if param.dim() > 1 else 0.0, "neuron_dims": (0,), **options, **found}
         for pattern, more in (special or {}).items():
             if fnmatchcase(name, pattern):
@@ -55,7 +55,7 @@ def parameter_groups(
     return list(groups.values())
 
 
-def _parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+def named_layouts(model: nn.Module) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
     """Name, parameter and what its module says about it; each parameter once."""
     seen: set[int] = set()
     modules = dict(model.named_modules())

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -33,6 +34,7 @@ class Shards:
         self.kept_shape = torch.Size([1 if d in dims else size for d, size in enumerate(shape)])
         kept: list[Placement] = []
         self.along: list[int] = []  # mesh dimensions that shard vectors
+        self.sharding: list[int] = []  # mesh dimensions that shard anything
         for i, placement in enumerate(self.placements):
             # Of Shard, and of what FSDP2 makes of it above tensor parallelism.
             sharded = getattr(placement, "dim", None)
@@ -42,6 +44,8 @@ class Shards:
                 kept.append(placement)
                 continue
             sharded %= param.dim()
+            if self.mesh.size(i) > 1:
+                self.sharding.append(i)
             if more and not sharded:
                 remedy = "shard another dimension (shard_placement_fn of fully_shard), or make one parameter of each block"
                 raise InvalidArgument("blocks", "must be 1 for a parameter whose dimension 0 is sharded", shape[0], remedy)
@@ -75,6 +79,19 @@ class Shards:
     def local_state(self, tensor: Any) -> Tensor:
         """What it has of a state tensor of one number a vector."""
         return _local(tensor, self.kept)
+
+    def indices(self) -> np.ndarray:
+        """Which of all vectors this process has shards of, in its own order."""
+        every = torch.arange(self.kept_shape.numel()).view(self.kept_shape).to(self.mesh.device_type)
+        own = distribute_tensor(every, self.mesh, self.kept, src_data_rank=None)
+        return self.local_state(own).cpu().numpy().ravel()
+
+    def join(self, own: Tensor) -> Tensor:
+        """Adds up what processes have of the sums of all vectors, zeros elsewhere."""
+        sent = own if own.device.type == self.mesh.device_type else own.to(self.mesh.device_type)
+        for i in self.sharding:
+            dist.all_reduce(sent, group=self.mesh.get_group(i))
+        return sent.to(own.device)
 
     def per_vector(self, own: Tensor) -> Tensor:
         """One number for each of this process's vectors, as a state tensor of all."""

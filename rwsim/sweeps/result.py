@@ -47,10 +47,10 @@ _LONG = {
 }
 
 
-def need_xarray() -> None:
+def need_xarray(what: str = "a sweep") -> None:
     """Refuse before the walk, not after it; xarray itself takes a second to load, which a walk need not wait for."""
     if importlib.util.find_spec("xarray") is None:
-        raise Unavailable("a sweep needs xarray for its results, which is not here; pip install 'rwsim[sweep]'.")
+        raise Unavailable(f"{what} needs xarray for its results, which is not here; pip install 'rwsim[sweep]'.")
 
 
 def load_xarray() -> None:

@@ -513,19 +513,35 @@ def _sign_autocovariance(entries: tuple[float, ...], n: int, nodes: tuple[float,
     return averaged, 2 / math.pi * (own * kernel[1:] + past[1:]) / (own**2 + past[0])
 
 
+def sign_closure(decay: Any, gamma: Array) -> tuple[Array, Array]:
+    """E w^2 in units of b^2, and 1 - E[w w'] / E w^2, of w' = (1 - decay) w + b s: (1 + 2 sum rho^k gamma_k) / (1 - rho^2) is the first.
+
+    Args:
+        decay: 1 - rho in (0, 2), any shape.
+        gamma: E[s_t s_{t+k}] at k = 1, 2, ...
+
+    Example:
+        >>> sign_closure(0.5, np.zeros(1))
+        (array(1.33333333), array(0.5))
+    """
+    decay = np.asarray(decay, dtype=float)
+    keep = 1 - decay
+    past = keep[..., None] ** np.arange(len(gamma)) @ gamma
+    whole = 1 + 2 * keep * past
+    return np.asarray(whole / (decay * (2 - decay))), np.asarray(decay * (1 - decay * past) / whole)
+
+
 def _sign(rule: UpdateRule, law: GradientLaw) -> _Solution:
-    """Sign rules with decoupled decay: w' = rho w + b s, so E w^2 = b^2 (1 + 2 sum rho^k gamma_k) / (1 - rho^2)."""
+    """Sign rules with decoupled decay: w' = rho w + b s."""
     response = settled(type(rule))
     # The decay by itself: 1 - keep would lose what is left of a small one.
     decay, step = numeric(type(rule), (sp.expand(1 - response.transition[0, 0]), response.sign_drive[0]), ())(*sym.flat(rule.values))
     if not 0 < decay < 2:
         raise NoEquilibrium(f"{rule!r} has no stable equilibrium: lr times weight decay must lie in (0, 2).")
     gamma, linear = sign_autocovariance(rule, law)
-    keep = 1 - decay
-    powers = keep ** np.arange(len(gamma))
-    weight_sq = step**2 * (1 + 2 * keep * (powers @ gamma)) / (decay * (2 - decay))
-    turn = decay * (1 - decay * (powers @ gamma)) / (1 + 2 * keep * (powers @ gamma))
-    linearized = step**2 * (1 + 2 * keep * (powers @ linear)) / (decay * (2 - decay))
+    relative, turn = (float(x) for x in sign_closure(decay, gamma))
+    weight_sq = step**2 * relative
+    linearized = step**2 * float(sign_closure(decay, linear)[0])
     # Signs have unit size whatever the coordinate's gradient, so every coordinate and neuron is alike.
     neurons = len(law.own_spread)
     ones = np.ones(neurons)

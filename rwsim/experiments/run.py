@@ -1,0 +1,305 @@
+"""Running an experiment: every case with every seed, kept as it comes, judged when all is there."""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import rwsim
+from rwsim.errors import InvalidArgument, StorageError, Unavailable
+from rwsim.experiments.case import Case, Config, Experiment
+from rwsim.experiments.data import Data, load_images, load_text
+from rwsim.experiments.findings import Findings
+from rwsim.experiments.measure import Watch
+from rwsim.experiments.records import NAME, Layer, Records, Series, layer_facts, read_records, write_records
+from rwsim.experiments.says import verdict
+from rwsim.experiments.train import TrainingDiverged, train, write
+
+SETTINGS, RUNS = "settings.json", "runs"
+# One thread a process on the CPU: networks this small gain nothing from a second.
+_THREADS = 1
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an experiment is run; what it is comes from its `Config`.
+
+    Attributes:
+        config: Its size.
+        device: ``cpu`` or ``cuda``.
+        seed: Of the first run of each case.
+        data, text: Where to look.
+        workers: Processes; 1: this one.
+        save_seconds: Between checkpoints.
+    """
+
+    config: str
+    device: str
+    seed: int = 0
+    data: Path | None = None
+    text: Path | None = None
+    workers: int = 1
+    save_seconds: float = 30.0
+
+    @classmethod
+    def chosen(
+        cls, config: str | None, device: str, seed: int, data: Path | None, text: Path | None, workers: int | None, save_seconds: float,
+    ) -> "Settings":  # fmt: skip
+        """With what was left open filled in.
+
+        Raises:
+            Unavailable: No such device.
+            InvalidArgument: A value out of range.
+        """
+        if seed < 0:
+            raise InvalidArgument("seed", "must be at least 0", seed)
+        if device == "cuda" and not torch.cuda.is_available():
+            raise Unavailable("the device cuda was asked for and is not here; this machine has cpu.")
+        device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+        config = ("gpu" if device == "cuda" else "cpu") if config is None else config
+        return cls(config, device, seed, data, text, workers or _workers(config, device), save_seconds)
+
+
+def _workers(config: str, device: str) -> int:
+    return 1 if device == "cuda" or config == "smoke" else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an experiment measured and what it says."""
+
+    experiment: Experiment
+    settings: Mapping[str, Any]
+    records: Records
+    findings: Findings
+
+    def write(self, out: Path) -> None:
+        """table.csv and summary.md to a directory that holds the rest."""
+        _written(out / "table.csv", self.findings.table())
+        _written(out / "summary.md", self.findings.markdown(self.experiment.name, self.settings))
+
+    def to_json(self) -> dict[str, Any]:
+        """{"meta": {...}, "rows": [...], "says": [...]}; null where there is no number."""
+        meta = {key: self.settings[key] for key in ("rwsim", "experiment", "config", "device", "seed", "date")}
+        return {"meta": meta, **self.findings.to_json()}
+
+
+def run(
+    experiment: Experiment, settings: Settings, out: Path, resume: bool = False, heard: Callable[[str, int, int], None] | None = None,
+) -> Result:  # fmt: skip
+    """Train every case with every seed and judge what was measured.
+
+    Args:
+        experiment: Which.
+        settings: How.
+        out: Directory of the results. While a run is trained its checkpoint is in ``runs``; that folder is gone at the end.
+        resume: Go on with what `out` holds.
+        heard: Called with a run's name, its steps so far and its steps in all; may raise.
+
+    Raises:
+        InvalidArgument: Data that are missing or damaged; results in `out`, or ones of other settings to resume.
+        KeyboardInterrupt: With all that was trained kept.
+    """
+    config = experiment.configs[settings.config]
+    for case in config.cases:
+        _data(case, settings)  # refused before any training, not after an hour of it
+    facts = _facts(experiment, config, settings)
+    _claim(out, facts, resume)
+    seeds = range(settings.seed, settings.seed + config.seeds)
+    left = [(case, seed) for case in config.cases for seed in seeds if _kept_run(out, case, seed) is None]
+    _train_all(left, settings, out, heard)
+    records = {case.name: _joined([_kept_run(out, case, seed) for seed in seeds], seeds) for case in config.cases}
+    for name, series in records.items():
+        facts["cases"][name] |= {"layers": layer_facts(series.layers), "seeds": list(series.seeds), "runs": list(series.runs)}
+    facts["seconds"] = round(sum(one["seconds"] for series in records.values() for one in series.runs), 1)
+    write_records(records, out / NAME)
+    _written(out / SETTINGS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    for path in (out / RUNS).iterdir():
+        path.unlink()
+    (out / RUNS).rmdir()
+    return kept(experiment, out)
+
+
+def kept(experiment: Experiment, out: Path) -> Result:
+    """The result that a directory holds, judged anew.
+
+    Raises:
+        InvalidArgument: No whole result of this experiment is there.
+    """
+    facts = _read_settings(out)
+    if facts is None or (out / RUNS).exists():
+        raise InvalidArgument("out", "must hold a finished experiment", str(out), "name its directory, or finish it with --resume")
+    if facts["experiment"] != experiment.name:
+        raise InvalidArgument("out", f"must hold results of {experiment.name}", str(out), f"it holds {facts['experiment']}")
+    records, config = read_records(out / NAME, facts["cases"]), experiment.configs[facts["config"]]
+    found = experiment.analyse(config, records)
+    return Result(experiment, facts, records, Findings(found.rows, (verdict(experiment, config, found.rows), *found.says)))
+
+
+def _facts(experiment: Experiment, config: Config, settings: Settings) -> dict[str, Any]:
+    """What decides the numbers first; `_claim` compares that."""
+    cases = {case.name: {"recipe": json.loads(json.dumps(asdict(case.recipe)))} for case in config.cases}
+    cuda = settings.device == "cuda"
+    return {
+        "rwsim": rwsim.__version__, "experiment": experiment.name, "config": settings.config, "seed": settings.seed,
+        "device": settings.device, "cases": cases,
+        "card": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(), "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None, "tf32": bool(cuda), "python": platform.python_version(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "command": " ".join(["rwsim", *sys.argv[1:]]),
+    }  # fmt: skip
+
+
+_IDENTITY = ("rwsim", "experiment", "config", "seed", "device")
+
+
+def _claim(out: Path, facts: Mapping[str, Any], resume: bool) -> None:
+    """Take a directory, or take it up again."""
+    there = _read_settings(out)
+    if there is not None and not resume:
+        remedy = "give --resume to go on with it, --replot to draw it again, or another directory"
+        raise InvalidArgument("out", "must not hold an experiment already", str(out), remedy)
+    if there is not None:
+        recipes = [{name: case["recipe"] for name, case in one["cases"].items()} for one in (there, facts)]
+        changed = [key for key in _IDENTITY if there[key] != facts[key]] + (["cases"] if recipes[0] != recipes[1] else [])
+        if changed:
+            got = f"{changed[0]} {there[changed[0]]}" if changed[0] != "cases" else "other cases"
+            raise InvalidArgument(
+                "out", f"must hold what is to be resumed, with the same {changed[0]}", got, "give the options it began with"
+            )
+        if not (out / RUNS).exists():
+            raise InvalidArgument("resume", "needs an experiment that is not finished", str(out), "give --replot to draw it again")
+    try:
+        (out / RUNS).mkdir(parents=True, exist_ok=True)
+        if there is None:
+            _written(out / SETTINGS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise StorageError(f"{out} cannot be written: {error.strerror}.") from None
+
+
+def _read_settings(out: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((out / SETTINGS).read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise InvalidArgument("out", f"holds a {SETTINGS} that cannot be read", str(out), type(error).__name__) from None
+
+
+def _written(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.part")
+    draft.write_text(text)
+    os.replace(draft, path)
+
+
+def _run_file(out: Path, case: Case, seed: int, kind: str) -> Path:
+    return out / RUNS / f"{case.name}-{seed}.{kind}.pt"
+
+
+def _kept_run(out: Path, case: Case, seed: int) -> dict[str, Any] | None:
+    """What a finished run left, or None."""
+    path = _run_file(out, case, seed, "done")
+    if not path.exists():
+        return None
+    try:
+        return torch.load(path, weights_only=True)
+    except Exception as error:  # whatever a damaged file makes torch say
+        remedy = "remove it to train that run again"
+        raise InvalidArgument("out", f"holds a damaged file, {path.name}", str(path.parent), f"{remedy} ({type(error).__name__})") from None
+
+
+_loaded: dict[Any, Data] = {}
+
+
+def _data(case: Case, settings: Settings) -> Data:
+    """Loaded once a process."""
+    text = case.recipe.text
+    context = case.recipe.size.get("context", 128) if text else 0
+    key = (settings.text or settings.data, context, settings.device)
+    if key not in _loaded:
+        found = load_text(settings.text or settings.data, context) if text else load_images(settings.data)
+        _loaded[key] = found.to(torch.device(settings.device))
+    return _loaded[key]
+
+
+def _train_all(jobs: list[tuple[Case, int]], settings: Settings, out: Path, heard: Callable[[str, int, int], None] | None) -> None:
+    """Train all that is left; each keeps what it came to."""
+
+    def told(case: Case, seed: int, done: int) -> None:
+        if heard is not None:
+            heard(f"{case.name}, seed {seed}", done, case.recipe.steps)
+
+    if min(settings.workers, len(jobs)) <= 1:
+        for case, seed in jobs:
+            _train_one(case, seed, settings, out, partial(told, case, seed))
+        return
+    with ProcessPoolExecutor(min(settings.workers, len(jobs)), get_context("spawn")) as pool:
+        waiting = {pool.submit(_train_one, case, seed, settings, out): (case, seed) for case, seed in jobs}
+        try:
+            for done in as_completed(waiting):
+                done.result()
+                case, seed = waiting[done]
+                told(case, seed, case.recipe.steps)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _train_one(case: Case, seed: int, settings: Settings, out: Path, heard: Callable[[int], None] | None = None) -> None:
+    """Train one run and keep what it came to."""
+    torch.set_num_threads(_THREADS)
+    device = torch.device(settings.device)
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32
+    checkpoint = _run_file(out, case, seed, "checkpoint")
+    watches: list[Watch] = []
+
+    def attached(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Watch:
+        watches.append(Watch(case.recipe, model, optimizer))
+        return watches[0]
+
+    told: dict[str, Any] = {}
+    try:
+        found = train(
+            case.recipe,
+            _data(case, settings),
+            seed,
+            device,
+            attached,
+            checkpoint=checkpoint,
+            save_seconds=settings.save_seconds,
+            heard=heard,
+        )
+        told = {"held_out_loss": found.held_out_loss, "accuracy": found.accuracy, "seconds": round(found.seconds, 2), "graph": found.graph,
+                "training_loss": float(found.losses[-100:].mean())}  # fmt: skip
+    except TrainingDiverged as error:
+        told = {"diverged": error.step, "seconds": 0.0}
+    step, values = watches[0].records()
+    tensors = {name: torch.from_numpy(value) for name, value in values.items()}
+    write(
+        _run_file(out, case, seed, "done"),
+        {"told": told, "layers": layer_facts(watches[0].layers), "step": torch.from_numpy(step), "values": tensors},
+    )
+    checkpoint.unlink(missing_ok=True)
+
+
+def _joined(runs: list[Any], seeds: range) -> Series:
+    """One series of a case's runs; a run that diverged is NaN from there on."""
+    longest = max(runs, key=lambda one: len(one["step"]))
+    values = {}
+    for name in longest["values"]:
+        rows = [one["values"][name].numpy() for one in runs]
+        padded = [np.pad(row, ((0, len(longest["step"]) - len(row)), (0, 0)), constant_values=np.nan) for row in rows]
+        values[name] = np.stack(padded)
+    layers = tuple(Layer(**layer) for layer in longest["layers"])
+    return Series(layers, tuple(seeds), longest["step"].numpy(), values, tuple(one["told"] for one in runs))

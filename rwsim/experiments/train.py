@@ -1,0 +1,301 @@
+"""A plain training loop: schedule, checkpoint, resume, evaluation. What it measures is the probe's business.
+
+A run that is resumed from its checkpoint ends, on the CPU, with the same bits as one that was never stopped: the batches follow from seed
+and step, and model, optimizer and probe are restored as they were.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rwsim.errors import InvalidArgument, RwsimError
+from rwsim.experiments.data import Data, Order
+from rwsim.experiments.models import build
+from rwsim.optimizers import find_rule
+from rwsim.rotational import RotationalLion
+from rwsim.theory.factors import schedule_factors
+
+# Steps after which a loss that is not finite is found: looking makes a GPU wait.
+_LOOK = 50
+# Steps that cuDNN and the allocator are warmed up with before a CUDA graph is captured.
+_WARM = 3
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgdm": torch.optim.SGD,
+    "adamw": torch.optim.AdamW,
+    "adam_l2": torch.optim.Adam,
+    "lion": lambda params, **hyper: RotationalLion(params, rotational=False, **hyper),
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A training but for its seed.
+
+    Attributes:
+        network: A name in `rwsim.experiments.models.NETWORKS`.
+        optimizer: A name in `OPTIMIZERS`, which is that of its rule.
+        hyper: The rule's hyperparameters at a schedule of 1. Weights of two and more dimensions decay, others do not.
+        steps: Of training.
+        batch: Items a step.
+        size: Of the network.
+        standardized: Whether its layers are standardized, with gains.
+        schedule: Of lr: a name of `rwsim.theory.factors.schedule_factors`.
+        every: Steps between measurements.
+        autocast: Compute in bf16 on CUDA.
+    """
+
+    network: str
+    optimizer: str
+    hyper: Mapping[str, Any]
+    steps: int
+    batch: int
+    size: Mapping[str, Any] = field(default_factory=dict)
+    standardized: bool = False
+    schedule: str = "constant"
+    every: int = 10
+    autocast: bool = False
+
+    @property
+    def text(self) -> bool:
+        """Whether its data are text, not images."""
+        return self.network == "gpt"
+
+    def rule(self) -> Any:
+        """The rule at its peak."""
+        return find_rule(self.optimizer)(**self.hyper)
+
+
+class TrainingDiverged(RwsimError):
+    """A loss that is not finite, with its step, 1 for the first."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(f"the loss is not finite at step {step}")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training came to.
+
+    Attributes:
+        losses: Training loss of every step, shape (time,).
+        held_out_loss: Mean over what was held out.
+        accuracy: Share of it, or of its bytes, that is predicted right.
+        seconds: Of training since it was last resumed.
+        graph: Whether steps were replayed from a CUDA graph.
+    """
+
+    losses: Tensor
+    held_out_loss: float
+    accuracy: float
+    seconds: float
+    graph: bool
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of a recipe, with matrices under decay and vectors without."""
+    if recipe.optimizer not in OPTIMIZERS:
+        raise InvalidArgument("optimizer", f"must be one of {', '.join(OPTIMIZERS)}", recipe.optimizer)
+    recipe.rule()  # refuses what is out of range
+    matrices = [param for param in model.parameters() if param.ndim > 1]
+    vectors = [param for param in model.parameters() if param.ndim <= 1]
+    hyper = dict(recipe.hyper)
+    groups = [{"params": matrices, "weight_decay": hyper.pop("weight_decay")}, {"params": vectors, "weight_decay": 0.0}]
+    if recipe.optimizer != "lion" and all(param.is_cuda for param in model.parameters()):
+        hyper["fused"] = True  # ours finds its own fast path
+    return OPTIMIZERS[recipe.optimizer](groups, **hyper)
+
+
+def train(
+    recipe: Recipe, data: Data, seed: int, device: torch.device, attach: Callable[[nn.Module, torch.optim.Optimizer], Any], *,
+    checkpoint: Path | None = None, save_seconds: float = 30.0, heard: Callable[[int], None] | None = None, graph: bool = True,
+) -> Trained:  # fmt: skip
+    """Train.
+
+    Args:
+        recipe: What.
+        data: On `device`.
+        seed: Of weights, order and augmentation.
+        device: Where.
+        attach: Given model and optimizer, gives the probe: an object with `state_dict` and `load_state_dict` that listens to steps.
+        checkpoint: File that the state is kept in, and resumed from where it is there; removed by whoever has kept the result.
+        save_seconds: Between checkpoints; one is also written at Ctrl-C, after the step that is under way.
+        heard: Called with the number of steps done, now and then; may raise.
+        graph: Capture forward and backward pass in a CUDA graph where that works.
+
+    Raises:
+        TrainingDiverged: A loss is not finite.
+        InvalidArgument: An unknown optimizer, a checkpoint of something else.
+        KeyboardInterrupt: Ctrl-C.
+    """
+    model = build(recipe.network, seed, recipe.standardized, **recipe.size).to(device)
+    optimizer = make_optimizer(recipe, model)
+    probe = attach(model, optimizer)
+    factors = schedule_factors(recipe.schedule, recipe.steps)
+    bases = [group["lr"] for group in optimizer.param_groups]
+    losses = torch.zeros(recipe.steps, device=device)
+    order = Order(data, recipe.batch, seed)
+    done, identity = 0, {"recipe": _plain(recipe), "seed": seed}
+    if checkpoint is not None and checkpoint.exists():
+        done = _restore(checkpoint, identity, model, optimizer, probe, losses)
+    model.train()
+    step = _Step(recipe, model, order.batch(0), graph and device.type == "cuda")
+    looked, saved, began = done, time.monotonic(), time.monotonic()
+
+    def save() -> None:
+        if checkpoint is not None:
+            kept = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "probe": probe.state_dict()}
+            write(checkpoint, {**identity, "step": done, "losses": losses[:done].clone(), **kept})
+
+    with _stops_between_steps() as stopped:
+        while done < recipe.steps:
+            for group, base in zip(optimizer.param_groups, bases, strict=True):
+                group["lr"] = base if factors is None else base * float(factors[done])
+            losses[done] = step.take(*order.batch(done))
+            optimizer.step()
+            done += 1
+            if done % _LOOK == 0 or done == recipe.steps:
+                _check(losses, looked, done)
+                looked = done
+                if heard is not None:
+                    heard(done)
+                if time.monotonic() - saved > save_seconds:
+                    save()
+                    saved = time.monotonic()
+            if stopped:
+                save()
+                raise KeyboardInterrupt
+    seconds = time.monotonic() - began
+    return Trained(losses.cpu(), *evaluate(model, data), seconds, step.graph is not None)
+
+
+@contextmanager
+def _stops_between_steps() -> Iterator[list[int]]:
+    """What has a Ctrl-C in it once there was one: within a step it would leave a state that is neither before nor after it.
+
+    A second one is not waited for.
+    """
+    stopped: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
+        yield stopped
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number: int, _: Any) -> None:
+        stopped.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Step:
+    """Loss and gradients of a batch; on CUDA replayed from a graph, since networks this small are bound by launches."""
+
+    def __init__(self, recipe: Recipe, model: nn.Module, example: tuple[Tensor, Tensor], capture: bool) -> None:
+        self.recipe, self.model = recipe, model
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if capture:
+            self.inputs, self.targets = (tensor.clone() for tensor in example)
+            buffers = [buffer.clone() for buffer in model.buffers()]
+            try:
+                self._capture()
+            except RuntimeError:  # a driver or an operator that cannot: the plain way is slower and as right
+                self.graph = None
+            for buffer, value in zip(model.buffers(), buffers, strict=True):
+                buffer.copy_(value)
+
+    def _capture(self) -> None:
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM):
+                self.model.zero_grad(set_to_none=True)
+                self._pass(self.inputs, self.targets)
+        torch.cuda.current_stream().wait_stream(aside)
+        # The captured backward pass then allocates gradients of its own, and writes into them at each replay.
+        self.model.zero_grad(set_to_none=True)
+        found = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(found):
+            self.loss = self._pass(self.inputs, self.targets)
+        self.graph = found
+
+    def take(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss, with fresh gradients in the parameters."""
+        if self.graph is None:
+            self.model.zero_grad(set_to_none=True)
+            return self._pass(inputs, targets)
+        self.inputs.copy_(inputs)
+        self.targets.copy_(targets)
+        self.graph.replay()
+        return self.loss
+
+    def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.recipe.autocast and inputs.is_cuda, cache_enabled=False):
+            loss = _loss(self.model(inputs), targets)
+        loss.backward()
+        return loss.detach()
+
+
+def _loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction=reduction)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Data) -> tuple[float, float]:
+    """(mean loss, share predicted right) over what is held out, with running statistics."""
+    model.eval()
+    loss, right, count = 0.0, 0, 0
+    for inputs, targets in data.evaluation():
+        logits = model(inputs)
+        loss += float(_loss(logits, targets, "sum"))
+        right += int((logits.argmax(-1) == targets).sum())
+        count += targets.numel()
+    return loss / count, right / count
+
+
+def _check(losses: Tensor, looked: int, done: int) -> None:
+    finite = torch.isfinite(losses[looked:done])
+    if not finite.all():
+        raise TrainingDiverged(looked + int(torch.nonzero(~finite)[0]) + 1)
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """A recipe in what `torch.load` takes without running code."""
+    return {key: dict(value) if isinstance(value, Mapping) else value for key, value in asdict(recipe).items()}
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Save whole or not at all."""
+    draft = path.with_name(f"{path.name}.part")
+    torch.save(content, draft)
+    os.replace(draft, path)
+
+
+def _restore(path: Path, identity: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, probe: Any, losses: Tensor) -> int:
+    """Load a checkpoint; the steps that it has done."""
+    try:
+        kept = torch.load(path, map_location=losses.device, weights_only=True)
+    except Exception as error:  # whatever a damaged file makes torch say
+        raise InvalidArgument("--out", f"holds a checkpoint, {path.name}, that cannot be read ({type(error).__name__})", str(path.parent),
+                              "remove it to start that run again") from None  # fmt: skip
+    if {key: kept.get(key) for key in identity} != identity:
+        raise InvalidArgument("--out", f"holds a checkpoint, {path.name}, of other settings", str(path.parent), "name another directory")
+    model.load_state_dict(kept["model"])
+    optimizer.load_state_dict(kept["optimizer"])
+    probe.load_state_dict(kept["probe"])
+    losses[: kept["step"]] = kept["losses"]
+    return kept["step"]
