@@ -20,6 +20,7 @@ from rwsim.experiments.judge import judged, judged_path
 from rwsim.experiments.models import NETWORKS, build, scale_invariant, weights
 from rwsim.experiments.run import Settings, run
 from rwsim.experiments.train import OPTIMIZERS, Recipe, TrainingDiverged, make_optimizer
+from rwsim.plots import save_experiment
 from rwsim.theory.factors import schedule_factors
 from tests.experiments import FILES, Nothing, Tiny, idx_pair, make_data, nothing, tiny_experiment
 
@@ -79,7 +80,7 @@ def test_augmentation_shifts_and_flips(data):
         found = [key for key, cut in every.items() if torch.allclose(cut, image[0])]
         assert len(found) == 1
         moved.add(found[0])
-    assert len(moved) > 4
+    assert len(moved) > 4 and {flip for *_, flip in moved} == {False, True}
 
 
 @pytest.mark.parametrize("kind", ["images", "text"])
@@ -243,6 +244,7 @@ def test_a_diverged_run_decides_nothing(data, tmp_path):
     result = run(broken, Settings("smoke", "cpu", data=data), tmp_path / "out")
     assert {row.verdict for row in result.findings.rows} == {UNDECIDED} and not result.findings.passed
     assert "Diverged: seed 0 at step" in result.findings.says[1]
+    assert save_experiment(result, tmp_path).read_bytes()[:4] == b"\x89PNG"
 
 
 def test_rejects_a_doubled_decay(data, tmp_path, monkeypatch):

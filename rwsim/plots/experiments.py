@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from rwsim.plots.style import COLORS, QUANTITY_LABELS, number, percent
+from rwsim.plots.style import COLORS, QUANTITY_LABELS, finite, number, percent
 
 if TYPE_CHECKING:
     from rwsim.experiments.records import Series
@@ -76,8 +76,9 @@ def dynamics_figure(result: "Result") -> Figure:
                 axis.plot(at, (mean[name] / mean[f"path_{name}"])[:, k] - 1, color=color, lw=0.8, alpha=0.7, zorder=order)
         _error_axis(norm_off, 0.05)
         _error_axis(turn_off, 0.03)
-        norms.set_ylim(0, 1.1 * float(np.nanmax(mean["norm"][len(at) // 8 :, _picked(series, _MOST)])))
-        turns.set_ylim(0, 2.2 * float(np.nanmedian(mean["path_rotation"][-1])))
+        norms.set_ylim(0, 1.1 * finite(mean["norm"][len(at) // 8 :, _picked(series, _MOST)]).max(initial=0.1))
+        ends = finite(mean["path_rotation"][-1])
+        turns.set_ylim(0, (2.2 * float(np.median(ends)) if len(ends) else 0) or 1.0)
         norms.set_title(case, fontsize=9)
         norms.legend(fontsize=6, frameon=False)
         turn_off.set_xlabel("step", fontsize=8)
@@ -113,7 +114,9 @@ def transients_figure(result: "Result") -> Figure:
         bottom.set_xlabel("step", fontsize=8)
         bottom.set_ylabel(f"{name}: off by", fontsize=8)
         top.set_yscale("log")
-        top.set_ylim(0.7 * np.nanmin(seen), 1.4 * np.nanmax(seen))
+        shown = finite(np.array(seen))
+        if len(shown):
+            top.set_ylim(0.7 * shown.min(), 1.4 * shown.max())
         top.set_title(f"{QUANTITY_LABELS[name]}, {series.layers[middle].name}", fontsize=9)
     axes[0][0].plot([], [], color="black", lw=1.0, ls="--", label="planned path")
     axes[0][0].plot([], [], color="0.4", lw=0.9, ls=":", label="equilibrium at each step's lr")
@@ -146,8 +149,10 @@ def assumptions_figure(result: "Result") -> Figure:
                 axis.plot(at, values, color=color, lw=0.9, label=series.layers[k].name)
                 axis.plot(at, np.broadcast_to(expected(mean, k), at.shape), color=color if row > 3 else "black", lw=1.0, ls="--", zorder=3)
                 seen += [*values[settled], *np.broadcast_to(expected(mean, k), at.shape)[settled]]
-            low, high = np.nanmin(seen), np.nanmax(seen)
-            axis.set_ylim(low - 0.15 * (high - low), high + 0.15 * (high - low))
+            shown = finite(np.array(seen))
+            if len(shown):
+                margin = 0.15 * np.ptp(shown) or 1.0
+                axis.set_ylim(shown.min() - margin, shown.max() + margin)
             _tidy(axis, series)
             if column == 0:
                 axis.set_ylabel(label, fontsize=9)
