@@ -141,7 +141,10 @@ def test_a_radial_gradient_is_a_decay(rule, radial):
 # Correlated gradients.
 
 
-@pytest.mark.parametrize("rule", [pytest.param("sgdm", marks=pytest.mark.slow), pytest.param("adamw", marks=pytest.mark.slow), "lion"])
+SLOW = [pytest.param(rule, marks=pytest.mark.slow) for rule in ("sgdm", "adamw")]
+
+
+@pytest.mark.parametrize("rule", [*SLOW, "adam_l2", "lion"])
 def test_correlated_gradients_are_corrected(rule):
     """A correlation of 0.5 with the gradient before changes the norm by far; the correction knows, and so does the cosine."""
     probe = walk(rule, STEPS, drift=0.5)

@@ -164,3 +164,51 @@ def test_rejects_reading_what_is_not_watched():
     probe = vectors_of(small())
     with pytest.raises(InvalidArgument, match=r"`name` must be one of 0\.weight, 3\.weight, 5\.weight, got '4\.weight'"):
         probe.read("4.weight")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("how", [{}, {"foreach": False}, {"fused": True}, {"capturable": True}])
+@pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD"])
+def test_cuda_records_what_a_cpu_does(name, how):
+    """Layers in bundles, steps counted on the device, under a scaler that skips one step."""
+    if name == "SGD" and "capturable" in how:
+        pytest.skip("SGD has no such option")
+
+    def run(device, how):
+        model = small().to(device)
+        hyper = {"lr": 1e-2, "weight_decay": 0.1, **({"momentum": 0.9} if name == "SGD" else {})}
+        optimizer = getattr(torch.optim, name)(model.parameters(), **hyper, **how)
+        scaler = torch.amp.GradScaler(device, init_scale=8.0)
+        with DynamicsProbe(model, optimizer, every=1, flush=3) as probe:
+            for step, x in enumerate(data(8)):
+                optimizer.zero_grad()
+                loss = model(x.to(device)).square().mean() * (torch.inf if step == 4 else 1.0)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+        return probe
+
+    cpu, cuda = run("cpu", {}), run("cuda", how)
+    assert cuda.steps == cpu.steps == list(range(1, 8))
+    for layer in cpu.layers:
+        for key, values in cpu.read(layer.name).found.items():
+            np.testing.assert_allclose(cuda.read(layer.name).found[key], values, rtol=2e-3, atol=1e-5, err_msg=f"{layer.name} {key}")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_nothing_is_waited_for_on_cuda():
+    """Between flushes, whatever is measured: torch raises where the host waits for the device."""
+    model = small().to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2, device="cuda"), weight_decay=0.1, fused=True)
+    batches = [x.to("cuda") for x in data(6)]
+    probe = DynamicsProbe(model, optimizer, every=1, flush=100)
+    learn(model, optimizer, batches[:2])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        learn(model, optimizer, batches[2:])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert probe.steps == [1, 2, 3, 4, 5, 6]
+    np.testing.assert_allclose(probe.read("3.weight").every_hyper["lr"], 1e-2, rtol=1e-6)

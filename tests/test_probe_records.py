@@ -241,6 +241,16 @@ def test_a_resumed_run_has_the_records_of_one_that_was_not_interrupted(rule, tmp
     assert part.read_text() == whole.read_text()
 
 
+def test_an_empty_state():
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = DynamicsProbe(model, optimizer).state_dict()
+    with DynamicsProbe(model, optimizer, every=1) as probe:
+        probe.load_state_dict(state)
+        learn(model, optimizer, data(2))
+    assert probe.steps == [1, 2]
+
+
 def test_a_state_of_another_probe_is_refused():
     probe = run()
     other = Weight(3, 4)

@@ -50,7 +50,7 @@ class History:
             values = tuple([_kept(group.get(name)) for name in NAMES])
             log = self._hyper[i]
             # A tensor on a device cannot be compared without waiting for it.
-            if not log or any(isinstance(one, Tensor) for one in values) or log[-1][1] != values:
+            if not log or any(map(_on_device, values)) or log[-1][1] != values:
                 log.append((self.calls, values))
         if found_inf is not None:
             self._flags.append((self.calls, found_inf))
@@ -122,7 +122,8 @@ class History:
         """All of it, settled, in types that `torch.load` takes with ``weights_only=True``."""
         for i in range(len(self._hyper)):
             self.hyper(i)
-        sums = {layer.name: torch.from_numpy(self.table(layer)) for layer in self.layers}
+        # In the precision that they were taken in.
+        sums = {name: torch.from_numpy(np.array(found)) for name, found in self.sums.items()}
         hyper = [[[call, list(values)] for call, values in log] for log in self._hyper]
         counts = {"calls": self.calls, "skipped": list(self.skipped), "steps": list(self.steps)}
         return {**counts, "hyper": hyper, "columns": list(COLUMNS), "sums": sums}
@@ -137,7 +138,7 @@ class History:
         if list(state["columns"]) != list(COLUMNS):
             raise InvalidArgument("state", "must be of this version of rwsim", state["columns"])
         for layer in self.layers:
-            if layer.name not in sums or sums[layer.name].shape[2] != len(layer.rows):
+            if layer.name not in sums or sums[layer.name].shape[1:] not in ((), (len(COLUMNS), len(layer.rows))):
                 remedy = "make the probe as it was made then: the same model, layers and neurons"
                 raise InvalidArgument("state", f"must hold {len(layer.rows)} vectors of {layer.name}", sorted(sums), remedy)
         self.calls, self.skipped, self.steps = state["calls"], list(state["skipped"]), list(state["steps"])
@@ -157,6 +158,10 @@ def _kept(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple([_kept(one) for one in value])
     return value if isinstance(value, (int, float, str)) else None
+
+
+def _on_device(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, tuple) and any(isinstance(one, Tensor) for one in value))
 
 
 def _number(value: Any) -> Any:

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from re import Pattern
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,9 @@ class Layer:
 
     def view(self, tensor: Tensor, first: int = 0, last: int | None = None) -> Tensor:
         """The measured vectors of the parameter, its gradient or a buffer, as rows: this process's, or some of them."""
+        if self.plain and tensor.layout == torch.strided:
+            # Launches are cheap beside many views.
+            return tensor if last is None or (first == 0 and last == len(tensor)) else tensor[first:last]
         own = tensor if self.shards is None else self.shards.local(tensor)
         if own.layout != torch.strided:
             own = own.to_dense()
@@ -66,6 +70,11 @@ class Layer:
         count = math.prod(own.shape[: len(kept)])
         rows = own.reshape(count, math.prod(own.shape[len(kept) :]))
         return rows[first:last] if self.take is None else rows.index_select(0, self.take[first:last])
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether the tensor is its rows."""
+        return self.shards is None and self.take is None and self.dims == (1,) and len(self.shape) == 2
 
     @property
     def own(self) -> int:

@@ -128,7 +128,7 @@ class Bundle:
             if tensor is None:
                 rows.append(torch.zeros_like(piece.view(piece.layer.param), dtype=self.dtype))
             else:
-                rows.append(piece.view(tensor.detach()).to(self.dtype))
+                rows.append(piece.view(tensor).to(self.dtype))
         if len(rows) > 1:
             return torch.cat(rows)
         return rows[0].clone() if copy else rows[0]
