@@ -1,6 +1,7 @@
 """The experiments on real networks: data, networks, training, verdicts."""
 
 import gzip
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,11 +15,14 @@ from rwsim.cli import USAGE
 from rwsim.cli import run as command
 from rwsim.errors import InvalidArgument
 from rwsim.experiments import measure, train
+from rwsim.experiments.case import Case
 from rwsim.experiments.data import Order, load_images, load_text
 from rwsim.experiments.findings import INSIDE, OUTSIDE, SHOWN, UNDECIDED, Findings, Row
 from rwsim.experiments.judge import judged, judged_path
 from rwsim.experiments.models import NETWORKS, build, scale_invariant, weights
+from rwsim.experiments.records import Layer, Series
 from rwsim.experiments.run import Settings, run
+from rwsim.experiments.settled import settled_rows
 from rwsim.experiments.train import OPTIMIZERS, Recipe, TrainingDiverged, make_optimizer
 from rwsim.plots import save_experiment
 from rwsim.theory.factors import schedule_factors
@@ -288,6 +292,32 @@ def test_verdicts():
     one = judged_path(path * late * (1 + noise), path, 0.1)
     assert one.verdict == OUTSIDE and 0.25 < one.error < 0.35
     assert judged(np.full((3, 5), np.nan), 1.0, 0.03).verdict == UNDECIDED
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgdm"])
+def test_what_a_growing_norm_explains(optimizer):
+    """On the exact way to equilibrium rotation and norm are far from their equilibrium's; growth put in, they are not."""
+    hyper = {"lr": 1e-2, "weight_decay": 0.05, **({"momentum": 0.9} if optimizer == "sgdm" else {})}
+    case = Case("one", Recipe("tiny", optimizer, hyper, 2000, 16))
+    step = np.arange(20, 1020, 20)
+    if optimizer == "adamw":  # updates of one size: norm^2 relaxes
+        norm = (1 - 0.4 * np.exp(-2 * 5e-4 * step)) ** 0.5
+        rotation = 0.01 / norm
+    else:  # updates that go as 1/norm: norm^4 does
+        norm = (1 - 0.4 * np.exp(-4 * 5e-4 / 0.1 * step / 10)) ** 0.25
+        step = step // 10
+        rotation = 0.01 / norm**2
+    shape = (2, len(step), 1)
+    values = {name: np.full(shape, value) for name, value in (
+        ("path_norm", 1.0), ("path_rotation", 0.01), ("corrected_norm", 1.0), ("corrected_rotation", 0.01), ("lambda_ratio", 0.0),
+        ("rms_update", 1.0), ("predicted_rms_update", 1.0), ("scaled_grad", 1.0), ("momentum_grad_angle", math.pi / 2),
+    )}  # fmt: skip
+    values |= {"norm": np.broadcast_to(norm[None, :, None], shape), "rotation": np.broadcast_to(rotation[None, :, None], shape)}
+    values["rotation_sq"] = values["rotation"] ** 2
+    rows = {one.quantity: one for one in settled_rows(case, Series((Layer("hidden", 49, 16, True),), (0, 1), step, values, ({}, {})), 0, 0)}
+    for name in ("norm", "rotation"):
+        assert abs(rows[name].error) > 0.03 and abs(rows[name].corrected) < 0.01
+        assert "growth of norm^2" in rows[name].note and "explained within" in rows[name].note
 
 
 def test_what_passes():

@@ -59,7 +59,7 @@ def counted(rows: Sequence[Row], claim: str) -> str:
     rest = [row for row in known if row.verdict != INSIDE and math.isfinite(row.corrected)]
     if rest:
         mended = sum(abs(row.corrected) <= ROTATION for row in rest)
-        text += f"; what was measured of the gradients brings {mended} of the {len(rest)} that are not inside within 3 %"
+        text += f"; what was measured beside it brings {mended} of the {len(rest)} that are not inside within 3 %"
     return text + "."
 
 
@@ -72,6 +72,6 @@ def shown(rows: Sequence[Row]) -> str:
     worst = max(known, key=lambda row: abs(row.error))
     return (
         f"Not scale-invariant, and not judged: {len(known)} layers; {near} rotate within 3 % of the prediction for those that are, "
-        f"{mended} within 3 % of the one corrected with lambda_e and the measured correlation; the furthest off is {worst.layer}, "
+        f"{mended} within 3 % of the corrected one; the furthest off is {worst.layer}, "
         f"{percent(worst.error)}."
     )

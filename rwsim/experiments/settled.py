@@ -12,6 +12,7 @@ from rwsim.experiments.findings import INSIDE, SHOWN, UNDECIDED, Row, percent
 from rwsim.experiments.judge import NORM, ROTATION, TRANSIENT, judged, judged_path
 from rwsim.experiments.records import Series
 from rwsim.optimizers import UpdateRule
+from rwsim.probe.predict import Theory
 from rwsim.theory import symbols as sym
 from rwsim.theory.noise import Array
 from rwsim.theory.rotation import norm_of, norm_sq_form, relative_sq_form, rotation_of
@@ -83,6 +84,9 @@ def row(case: Case, series: Series, k: int, quantity: str, band: float, **rest: 
 def settled_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row]:
     """Time-averaged norm and rotation of a layer after its predicted transient; judged where it is scale-invariant."""
     paper = table_1(case.recipe.rule(), series.layers[k].fan_in)
+    growth = _growth(case, series, k, start)
+    # Where an update's size goes as 1/||w||, norm^4 is what grows.
+    exponents = {"rotation": 0.5, "norm": -0.25 if Theory(type(case.recipe.rule())).kind == "linear" else -0.5}
     for name, band in BANDS.items():
         values, path = (series.values[kind][:, start:, k] for kind in (name, f"path_{name}"))
         if not values.size:
@@ -90,18 +94,15 @@ def settled_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row
             continue
         predicted = float(path.mean())
         found = judged(values, predicted, band)
-        # The correction is of the equilibrium, as a factor.
-        corrected = predicted * float((series.values[f"corrected_{name}"] / series.values[f"predicted_{name}"])[:, start:, k].mean())
+        corrected = float(series.values[f"corrected_{name}"][:, start:, k].mean()) * growth ** exponents[name]
         if name == "rotation":
             # Theory predicts a root mean square; where steps vary in size the mean is smaller.
-            corrected = float(series.values["corrected_rotation"][:, start:, k].mean()) * float(
-                departure(series, "evenness", k, start).mean()
-            )
+            corrected *= float(departure(series, "evenness", k, start).mean())
         left = found.measured / corrected - 1
         yield row(
             case, series, k, name, band, measured=found.measured, predicted=predicted, error=found.error, interval=found.interval,
             verdict=found.verdict if series.layers[k].invariant else SHOWN, paper=found.measured / paper[name] - 1, corrected=left,
-            note="" if found.verdict == INSIDE else _note(series, k, start, left),
+            note="" if found.verdict == INSIDE else _note(series, k, start, left, growth),
         )  # fmt: skip
 
 
@@ -141,9 +142,25 @@ def departure(series: Series, quantity: str, k: int, start: int) -> Array:
     return found[:, start:, k]
 
 
-def _note(series: Series, k: int, start: int, left: float) -> str:
+def _growth(case: Case, series: Series, k: int, start: int) -> float:
+    """1 + g/(2 S lambda_e): the total effect of updates over what decay takes, where ||w||^2 grows by the factor 1 + g in a step.
+
+    Norm and rotation in balance have ||U||^2/||w||^2 = 2 S lambda_e + g, with U an update's total effect and S that of a decay
+    (paper, section 3.1): in equilibrium g is 0. At a constant learning rate; S as in `rwsim.probe.predict`.
+    """
+    norm = series.values["norm"][:, start:, k]
+    if norm.shape[1] < 2 or not np.isfinite(norm).all():
+        return 1.0
+    g = float(np.polyfit(series.step[start:], 2 * np.log(norm).mean(0), 1)[0])
+    hyper = {name: np.asarray(value, dtype=float)[None] for name, value in case.recipe.hyper.items()}
+    radial = float(np.nan_to_num(departure(series, "lambda_ratio", k, start).mean()))
+    taken = 2 * float(Theory(type(case.recipe.rule())).decay(hyper).item()) * (1 + radial)
+    return max(1 + g / taken, 0.0) if taken > 0 else 1.0
+
+
+def _note(series: Series, k: int, start: int, left: float, growth: float) -> str:
     """What departs from a random walk, and whether putting it in explains the gap."""
-    named = []
+    named = [f"growth of norm^2 over what decay takes of it {growth - 1:+.3f}"] if abs(growth - 1) > _WORTH else []
     for name, quantity, expected in DEPARTURES:
         value = float(departure(series, quantity, k, start).mean())
         if math.isfinite(value) and abs(value - expected) > _WORTH:
