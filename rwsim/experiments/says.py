@@ -18,12 +18,12 @@ def verdict(experiment: Experiment, config: Config, rows: Sequence[Row]) -> str:
         f"{case.recipe.network} on {'bytes of a text' if case.recipe.text else 'Fashion-MNIST'} ({case.recipe.steps:,} steps)"
         for case in config.cases
     )
-    products = sorted({case.recipe.hyper["lr"] * case.recipe.hyper["weight_decay"] for case in config.cases})
+    products = dict.fromkeys(f"{case.recipe.hyper['lr'] * case.recipe.hyper['weight_decay']:.2g}" for case in config.cases)
     return (
         f"The claim that {experiment.claim} {held} here: of {len(judged)} judged quantities {count[INSIDE]} are inside their bands, "
         f"{count[OUTSIDE]} outside and {count[UNDECIDED]} undecided (the 95 % interval, over seeds and time, crosses a band's edge, or "
         f"there is no equilibrium in the run). What differs from the paper: it trained {experiment.paper}; here {', '.join(networks)}, "
-        f"lr times decay {', '.join(f'{x:.2g}' for x in products)}, {config.seeds} seeds."
+        f"lr times decay {', '.join(products)}, {config.seeds} seeds."
     )
 
 

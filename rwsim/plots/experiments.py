@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 # Layers that one panel can tell apart by colour.
 _MOST = 5
 _GREY = "0.6"
+# Windows of a running mean.
+_SMOOTH = 5
 
 
 def save_experiment(result: "Result", folder: Path) -> Path:
@@ -33,6 +35,12 @@ def save_experiment(result: "Result", folder: Path) -> Path:
 def _middle(series: "Series") -> np.ndarray:
     """Middle of each window."""
     return (series.step + np.concatenate([[0], series.step[:-1]])) / 2
+
+
+def _off(mean: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """Relative error along the predicted path, (time, layer), a running mean over windows: one holds few steps."""
+    sums = [np.apply_along_axis(np.convolve, 0, values, np.ones(_SMOOTH), "same") for values in (mean[name], mean[f"path_{name}"])]
+    return sums[0] / sums[1] - 1
 
 
 def _picked(series: "Series", most: int) -> list[int]:
@@ -73,7 +81,7 @@ def dynamics_figure(result: "Result") -> Figure:
             turns.plot(at, mean["rotation"][:, k], color=color, lw=0.8, alpha=0.7, zorder=order)
             turns.plot(at, mean["path_rotation"][:, k], color="black", lw=0.7, ls="--", zorder=3)
             for axis, name in ((norm_off, "norm"), (turn_off, "rotation")):
-                axis.plot(at, (mean[name] / mean[f"path_{name}"])[:, k] - 1, color=color, lw=0.8, alpha=0.7, zorder=order)
+                axis.plot(at, _off(mean, name)[:, k], color=color, lw=0.8, alpha=0.7, zorder=order)
         _error_axis(norm_off, 0.05)
         _error_axis(turn_off, 0.03)
         norms.set_ylim(0, 1.1 * finite(mean["norm"][len(at) // 8 :, _picked(series, _MOST)]).max(initial=0.1))
@@ -107,7 +115,7 @@ def transients_figure(result: "Result") -> Figure:
             top.plot(at, mean[f"predicted_{name}"][:, middle], color=color, lw=0.9, ls=":")
             seen += [*(mean[name][:, middle] * live), *(mean[f"path_{name}"][:, middle] * live)]
             for k in invariant:
-                bottom.plot(at, ((mean[name] / mean[f"path_{name}"])[:, k] - 1) * live, color=color, lw=0.7, alpha=0.6)
+                bottom.plot(at, _off(mean, name)[:, k] * live, color=color, lw=0.7, alpha=0.6)
             _tidy(top, series)
             _tidy(bottom, series)
         _error_axis(bottom, 0.1)
