@@ -226,6 +226,7 @@ def test_names_a_warmup_hidden_in_the_class():
     assert finding.code == "steps-depart" and "the whole step is multiplied by 0.002" in finding.text
 
 
+@pytest.mark.slow
 def test_a_fault_from_the_middle_of_the_walk_on():
     """Decay cut at step 1000: the step is named, and the equilibrium says what it does."""
     finding = only(audit(slipped(AdamW, "no decay", since=1000), "adamw"))

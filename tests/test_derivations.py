@@ -240,7 +240,13 @@ def test_what_cannot_be_carried_is_one_error():
         run(_users(_clip))
 
 
-@pytest.mark.parametrize(("fmt", "sign"), [("text", "every step holds"), ("latex", "\\end{document}"), ("markdown", "$$")])
+@pytest.mark.parametrize(
+    ("fmt", "sign"),
+    [
+        ("text", "every step holds"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in (("latex", "\\end{document}"), ("markdown", "$$"))),
+    ],
+)
 def test_derive_command_prints_and_writes_every_step(fmt, sign, tmp_path, capsys):
     file = tmp_path / "deep" / "steps.json"
     assert command(["derive", "sgd", "--format", fmt, "--json", str(file)]) == HOLDS

@@ -135,6 +135,7 @@ def test_faithful_kernel_is_backpropagation(neurons, fan_in, batch, layers, monk
     assert error < 1e-6
 
 
+@pytest.mark.slow
 def test_faithful_windows_and_spans(monkeypatch):
     """Means of windows do not depend on how many steps are captured at a time, nor on company."""
     layer = Layer.draw(16, 3, 8)

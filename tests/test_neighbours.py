@@ -59,8 +59,8 @@ def ideal(rule: UpdateRule, steps: int, seed: int = 0, weight_decay: bool = True
 
 
 def often(names):
-    """The rules by name; those that in these tests do much as adamw or sgdm does only in slow runs."""
-    slow = {"ademamix", "nadamw", "adamc", "adamw_independent", "dampened", "qhm", "sgd"}
+    """The rules by name; those that in these tests do much as adamw, sgdm or lion does only in slow runs."""
+    slow = {"ademamix", "nadamw", "adamc", "adamw_independent", "dampened", "qhm", "sgd", "sgdw", "nesterov", "adam_l2", "signum"}
     return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 

@@ -124,7 +124,7 @@ def test_long_vectors_are_stepped_in_two_passes(kind, short):
         assert_alike(one, other, 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lion", "momentum"])
+@pytest.mark.parametrize("kind", ["adamw", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("lion", "momentum"))])
 @pytest.mark.parametrize(("dtype", "stochastic"), [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, False)])
 def test_two_bytes_are_within_a_unit_in_the_last_place(kind, dtype, stochastic):
     cls, hyper = KINDS[kind]

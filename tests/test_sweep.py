@@ -565,6 +565,7 @@ def test_processes_survive_the_death_of_one(whole, tmp_path, one_at_a_time, monk
     assert (tmp_path / "killed").exists() and same(found.data, whole)
 
 
+@pytest.mark.slow
 def test_dask_survives_the_death_of_a_worker(whole, tmp_path, one_at_a_time):
     distributed = pytest.importorskip("distributed", reason="the cluster extra is not installed")
     with (
