@@ -67,7 +67,7 @@ def test_known_positives_are_named(name, law, code, words):
 @pytest.mark.parametrize(
     ("name", "law"),
     [
-        ("torch.optim:AdamW", "adamw"), pytest.param("torch.optim:SGD", "sgdm", marks=pytest.mark.slow),
+        pytest.param("torch.optim:AdamW", "adamw", marks=pytest.mark.slow), pytest.param("torch.optim:SGD", "sgdm", marks=pytest.mark.slow),
         pytest.param("lion_pytorch:Lion", "lion", marks=pytest.mark.slow),
     ],
 )  # fmt: skip

@@ -197,7 +197,11 @@ EVEN_PAIR = (RULE_PAIR[0], AdamW(lr=3e-3, weight_decay=1.0))
 @pytest.mark.parametrize("pair", [RULE_PAIR, EVEN_PAIR], ids=["apart", "abreast"])
 @pytest.mark.parametrize(
     ("gradient", "dtype"),
-    [("marginal", torch.float32), ("gaussian", torch.float32), pytest.param("marginal", torch.float64, marks=pytest.mark.slow)],
+    [
+        ("marginal", torch.float32),
+        pytest.param("gaussian", torch.float32, marks=pytest.mark.slow),
+        pytest.param("marginal", torch.float64, marks=pytest.mark.slow),
+    ],
 )
 def test_a_walk_depends_on_nothing_but_its_config(gradient, dtype, pair, monkeypatch):
     """Bitwise: company, order, number of processes and with it of rows in a group, length."""

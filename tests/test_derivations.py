@@ -274,6 +274,7 @@ def test_derive_command_refuses_in_one_line(what, says, capsys):
     assert out == "" and err.startswith("rwsim: error: ") and err.count("\n") == 1 and says in err
 
 
+@pytest.mark.slow
 def test_derive_command_names_the_step_that_fails(monkeypatch, tmp_path, capsys):
     """A room broken after import; a class of its own, because responses are remembered by class."""
     monkeypatch.setattr("rwsim.optimizers.RULES", {**RULES, "sgdm": BROKEN["decay of sgdm"]})

@@ -247,6 +247,7 @@ def test_bad_input(tmp_path, capsys):
     assert theirs.read_text() == "precious = 1\n" and list(tmp_path.iterdir()) == [theirs]
 
 
+@pytest.mark.slow  # docs/rotational.md runs both commands
 def test_command_line(tmp_path, capsys):
     out, report = tmp_path / "rotational_sgd.py", tmp_path / "report.json"
     assert run(["export", "sgd", "-o", str(out), "--json", str(report)]) == 0

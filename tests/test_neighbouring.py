@@ -47,7 +47,8 @@ def test_configs_are_keyed_by_their_normalization():
     assert len({key(normalization) for normalization in NORMALIZATIONS}) == 4
 
 
-@pytest.mark.parametrize("normalization", ["layer", *(pytest.param(n, marks=pytest.mark.slow) for n in ("batch", "weight", "none"))])
+@pytest.mark.parametrize("normalization", ["layer", "batch", "weight", "none"])
+@pytest.mark.slow
 def test_rotation_holds_and_the_gradients_size_does_not(normalization):
     """SGDM: the matrix's rotation as predicted from hyperparameters in every system; norms given the gradient's size; the
     balance of the neurons only where each is scale-invariant by itself."""

@@ -48,7 +48,8 @@ def test_iwslt_at_the_papers_larger_decay_reaches_equilibrium():
     assert tuned.reached is not None and tuned.reached < tuned.steps / 2
 
 
-@pytest.mark.parametrize(("run_length", "lr"), [(LARGE, 0.16), pytest.param(SMALL, 5e-2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("run_length", "lr"), [(LARGE, 0.16), (SMALL, 5e-2)])
+@pytest.mark.slow
 def test_cosine_falls_out_of_equilibrium_at_the_end(run_length, lr):
     """CIFAR-10 with AdamW at decay 1e-2: the norm stays behind the falling equilibrium, rotation with it."""
     steps, warmup = run_length
