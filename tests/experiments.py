@@ -37,6 +37,11 @@ def make_data(folder: Path) -> Path:
 class Nothing:
     """A probe that measures nothing."""
 
+    due = False
+
+    def replayed(self):
+        pass
+
     def state_dict(self):
         return {}
 

@@ -30,10 +30,22 @@ _TEXT_REMEDY = "any plain text will do, such as the Brown corpus of npm's packag
 
 @dataclass(frozen=True)
 class Drawn:
-    """What an epoch draws, all of it on the device: `order`, and `moves` (item, 3) for images: shift of rows and columns, flip."""
+    """Items of an epoch or of a batch, on the device: `order`, and `moves` (item, 3) for images: shift of rows and columns, flip."""
 
     order: Tensor
     moves: Tensor | None = None
+
+    def part(self, at: slice) -> "Drawn":
+        return Drawn(self.order[at], None if self.moves is None else self.moves[at])
+
+    def clone(self) -> "Drawn":
+        return Drawn(self.order.clone(), None if self.moves is None else self.moves.clone())
+
+    def copy_(self, other: "Drawn") -> None:
+        """Take over what another one holds, in place."""
+        self.order.copy_(other.order)
+        if self.moves is not None and other.moves is not None:
+            self.moves.copy_(other.moves)
 
 
 @dataclass(frozen=True)
@@ -62,11 +74,11 @@ class ImageData:
         device = self.training.labels.device
         return Drawn(order.to(device), torch.cat([shift, flip], 1).to(device))
 
-    def batch(self, drawn: Drawn, at: slice) -> tuple[Tensor, Tensor]:
-        """(images (image, 1, row, column), labels) of a part of an epoch."""
-        order, moves = drawn.order[at], drawn.moves
+    def batch(self, items: Drawn) -> tuple[Tensor, Tensor]:
+        """(images (image, 1, row, column), labels)."""
+        order, moves = items.order, items.moves
         assert moves is not None
-        shift, flip = moves[at, :2], moves[at, 2:].bool()
+        shift, flip = moves[:, :2], moves[:, 2:].bool()
         places = torch.arange(idx.SIDE, device=order.device)
         rows = shift[:, :1] + places
         columns = shift[:, 1:] + torch.where(flip, places.flip(0), places)
@@ -106,9 +118,9 @@ class TextData:
         starts = torch.randint(0, len(self.training) - self.context, (self._steps * batch,), generator=generator)
         return Drawn(starts.to(self.training.device))
 
-    def batch(self, drawn: Drawn, at: slice) -> tuple[Tensor, Tensor]:
+    def batch(self, items: Drawn) -> tuple[Tensor, Tensor]:
         """(bytes, the bytes after them), both int64 (window, place)."""
-        return self._windows(self.training, drawn.order[at])
+        return self._windows(self.training, items.order)
 
     def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Windows spread evenly over what is held out."""
@@ -216,9 +228,13 @@ class Order:
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of step 0, 1, ..."""
+        return self.data.batch(self.items(step))
+
+    def items(self, step: int) -> Drawn:
+        """What `batch` is made of."""
         epoch, at = divmod(step, self.steps)
         if epoch != self.at:
             # Seeds of neighbouring runs and epochs must not coincide.
             generator = torch.Generator().manual_seed((self.seed + 1) * 1_000_003 + epoch)
             self.at, self.drawn = epoch, self.data.draw(generator, self.size)
-        return self.data.batch(self.drawn, slice(at * self.size, (at + 1) * self.size))
+        return self.drawn.part(slice(at * self.size, (at + 1) * self.size))

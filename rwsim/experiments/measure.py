@@ -56,6 +56,13 @@ class Watch:
         found = {layer.name: layer for layer in self.probe.layers}
         self.layers = tuple(Layer(name, found[full].fan_in, found[full].vectors, name in invariant) for name, full in self.names.items())
 
+    @property
+    def due(self) -> bool:
+        return self.probe.due
+
+    def replayed(self) -> None:
+        self.probe.replayed()
+
     def state_dict(self) -> dict[str, Any]:
         return self.probe.state_dict()
 

@@ -12,29 +12,31 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rwsim.errors import InvalidArgument, RwsimError
 from rwsim.experiments.data import Data, Order
 from rwsim.experiments.models import build
+from rwsim.experiments.step import Step, loss_of
 from rwsim.optimizers import find_rule
 from rwsim.rotational import RotationalLion
 from rwsim.theory.factors import schedule_factors
 
 # Steps after which a loss that is not finite is found: looking makes a GPU wait.
 _LOOK = 50
-# Steps that cuDNN and the allocator are warmed up with before a CUDA graph is captured.
-_WARM = 3
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgdm": torch.optim.SGD,
     "adamw": torch.optim.AdamW,
     "adam_l2": torch.optim.Adam,
     "lion": lambda params, **hyper: RotationalLion(params, rotational=False, **hyper),
 }
+
+# Whose steps can be captured in a CUDA graph; SGD's can as they are, and Lion finds its own fast path.
+_ADAM, _SGD, _LION = {"fused": True, "capturable": True}, {"fused": True}, {"capturable": True}
+_ON_CUDA = {"sgdm": _SGD, "adamw": _ADAM, "adam_l2": _ADAM, "lion": _LION}
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,16 @@ class Recipe:
         return find_rule(self.optimizer)(**self.hyper)
 
 
+class Listener(Protocol):
+    """What `train` asks of a probe beside its hooks; see `rwsim.DynamicsProbe`."""
+
+    @property
+    def due(self) -> bool: ...
+    def replayed(self) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
 class TrainingDiverged(RwsimError):
     """A loss that is not finite, with its step, 1 for the first."""
 
@@ -111,13 +123,13 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     vectors = [param for param in model.parameters() if param.ndim <= 1]
     hyper = dict(recipe.hyper)
     groups = [{"params": matrices, "weight_decay": hyper.pop("weight_decay")}, {"params": vectors, "weight_decay": 0.0}]
-    if recipe.optimizer != "lion" and all(param.is_cuda for param in model.parameters()):
-        hyper["fused"] = True  # ours finds its own fast path
+    if all(param.is_cuda for param in model.parameters()):
+        hyper |= _ON_CUDA[recipe.optimizer]
     return OPTIMIZERS[recipe.optimizer](groups, **hyper)
 
 
 def train(
-    recipe: Recipe, data: Data, seed: int, device: torch.device, attach: Callable[[nn.Module, torch.optim.Optimizer], Any], *,
+    recipe: Recipe, data: Data, seed: int, device: torch.device, attach: Callable[[nn.Module, torch.optim.Optimizer], Listener], *,
     checkpoint: Path | None = None, save_seconds: float = 30.0, heard: Callable[[int], None] | None = None, graph: bool = True,
 ) -> Trained:  # fmt: skip
     """Train.
@@ -127,11 +139,11 @@ def train(
         data: On `device`.
         seed: Of weights, order and augmentation.
         device: Where.
-        attach: Given model and optimizer, gives the probe: an object with `state_dict` and `load_state_dict` that listens to steps.
+        attach: Given model and optimizer, gives the probe, which listens to steps.
         checkpoint: File that the state is kept in, and resumed from where it is there; removed by whoever has kept the result.
         save_seconds: Between checkpoints; one is also written at Ctrl-C, after the step that is under way.
         heard: Called with the number of steps done, now and then; may raise.
-        graph: Capture forward and backward pass in a CUDA graph where that works.
+        graph: Capture steps in CUDA graphs where that works.
 
     Raises:
         TrainingDiverged: A loss is not finite.
@@ -142,14 +154,13 @@ def train(
     optimizer = make_optimizer(recipe, model)
     probe = attach(model, optimizer)
     factors = schedule_factors(recipe.schedule, recipe.steps)
-    bases = [group["lr"] for group in optimizer.param_groups]
     losses = torch.zeros(recipe.steps, device=device)
     order = Order(data, recipe.batch, seed)
+    model.train()
+    step = Step(model, optimizer, order, recipe.autocast, graph and device.type == "cuda")
     done, identity = 0, {"recipe": _plain(recipe), "seed": seed}
     if checkpoint is not None and checkpoint.exists():
         done = _restore(checkpoint, identity, model, optimizer, probe, losses)
-    model.train()
-    step = _Step(recipe, model, order.batch(0), graph and device.type == "cuda")
     looked, saved, began = done, time.monotonic(), time.monotonic()
 
     def save() -> None:
@@ -159,10 +170,12 @@ def train(
 
     with _stops_between_steps() as stopped:
         while done < recipe.steps:
-            for group, base in zip(optimizer.param_groups, bases, strict=True):
-                group["lr"] = base if factors is None else base * float(factors[done])
-            losses[done] = step.take(*order.batch(done))
-            optimizer.step()
+            step.schedule(1.0 if factors is None else float(factors[done]))
+            if step.captured and not probe.due:
+                losses[done] = step.replay(done)
+                probe.replayed()
+            else:
+                losses[done] = step.take(done)
             done += 1
             if done % _LOOK == 0 or done == recipe.steps:
                 _check(losses, looked, done)
@@ -176,7 +189,7 @@ def train(
                 save()
                 raise KeyboardInterrupt
     seconds = time.monotonic() - began
-    return Trained(losses.cpu(), *evaluate(model, data), seconds, step.graph is not None)
+    return Trained(losses.cpu(), *evaluate(model, data), seconds, step.captured)
 
 
 @contextmanager
@@ -202,58 +215,6 @@ def _stops_between_steps() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-class _Step:
-    """Loss and gradients of a batch; on CUDA replayed from a graph, since networks this small are bound by launches."""
-
-    def __init__(self, recipe: Recipe, model: nn.Module, example: tuple[Tensor, Tensor], capture: bool) -> None:
-        self.recipe, self.model = recipe, model
-        self.graph: torch.cuda.CUDAGraph | None = None
-        if capture:
-            self.inputs, self.targets = (tensor.clone() for tensor in example)
-            buffers = [buffer.clone() for buffer in model.buffers()]
-            try:
-                self._capture()
-            except RuntimeError:  # a driver or an operator that cannot: the plain way is slower and as right
-                self.graph = None
-            for buffer, value in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(value)
-
-    def _capture(self) -> None:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM):
-                self.model.zero_grad(set_to_none=True)
-                self._pass(self.inputs, self.targets)
-        torch.cuda.current_stream().wait_stream(aside)
-        # The captured backward pass then allocates gradients of its own, and writes into them at each replay.
-        self.model.zero_grad(set_to_none=True)
-        found = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(found):
-            self.loss = self._pass(self.inputs, self.targets)
-        self.graph = found
-
-    def take(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss, with fresh gradients in the parameters."""
-        if self.graph is None:
-            self.model.zero_grad(set_to_none=True)
-            return self._pass(inputs, targets)
-        self.inputs.copy_(inputs)
-        self.targets.copy_(targets)
-        self.graph.replay()
-        return self.loss
-
-    def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.recipe.autocast and inputs.is_cuda, cache_enabled=False):
-            loss = _loss(self.model(inputs), targets)
-        loss.backward()
-        return loss.detach()
-
-
-def _loss(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:
-    return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), reduction=reduction)
-
-
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Data) -> tuple[float, float]:
     """(mean loss, share predicted right) over what is held out, with running statistics."""
@@ -261,7 +222,7 @@ def evaluate(model: nn.Module, data: Data) -> tuple[float, float]:
     loss, right, count = 0.0, 0, 0
     for inputs, targets in data.evaluation():
         logits = model(inputs)
-        loss += float(_loss(logits, targets, "sum"))
+        loss += float(loss_of(logits, targets, "sum"))
         right += int((logits.argmax(-1) == targets).sum())
         count += targets.numel()
     return loss / count, right / count

@@ -41,8 +41,8 @@ class DynamicsProbe:
     taken on the device and brought over many at a time.
 
     Under gradient accumulation it sees one step. Under torch.amp.GradScaler it takes unscaled gradients and does not count skipped steps.
-    Sharded parameters have their true norms; every process records the same, and the first one writes. Steps that are replayed from
-    a CUDA graph call no hook.
+    Sharded parameters have their true norms; every process records the same, and the first one writes. A step that is replayed from
+    a CUDA graph calls no hook: where `due` says that the next is to be measured take it without the graph, and tell `replayed` of others.
 
     Args:
         model: Whose parameters.
@@ -113,11 +113,21 @@ class DynamicsProbe:
 
     # Hooks.
 
+    @property
+    def due(self) -> bool:
+        """Whether the step after those so far is to be measured."""
+        return self._is_due(self._history.calls + 1)
+
+    def replayed(self) -> None:
+        """Count a step that a CUDA graph took. One that was due is missing in the records."""
+        self._history.call(self._groups(), getattr(self.optimizer, "found_inf", None))
+
     @torch.no_grad()
     def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found_inf = getattr(optimizer, "found_inf", None)
-        call = self._history.call(self._groups(), found_inf)
-        self._due = self._is_due(call)
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            return  # nothing is computed: the step is taken when it is replayed
+        self._due = self.due
+        self._history.call(self._groups(), getattr(optimizer, "found_inf", None))
         if self._due:
             closure = _closure(args, kwargs)
             for bundle in self._bundles:
