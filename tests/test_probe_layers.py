@@ -198,6 +198,7 @@ def test_cuda_records_what_a_cpu_does(name, how):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_nothing_is_waited_for_on_cuda():
     """Between flushes, whatever is measured: torch raises where the host waits for the device."""
     model = small().to("cuda")

@@ -23,7 +23,8 @@ _GPU = Config(
         Case("normalized", Recipe("resnet", "adamw", {"lr": 5e-3, "weight_decay": 0.1}, 4000, 128)),
         Case("unnormalized", Recipe("vgg", "adamw", {"lr": 2e-3, "weight_decay": 0.25}, 4000, 128)),
         Case("transformer", Recipe("gpt", "adamw", {"lr": 1e-3, "weight_decay": 0.5}, 4000, 32)),
-    )
+    ),
+    seeds=5,
 )
 
 

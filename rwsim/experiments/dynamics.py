@@ -20,7 +20,8 @@ _GPU = Config(
         Case("resnet-lion", Recipe("resnet", "lion", {"lr": 1e-3, "weight_decay": 0.5}, 6000, 128)),
         Case("gpt-adamw", Recipe("gpt", "adamw", {"lr": 1e-3, "weight_decay": 0.5}, 6000, 32)),
         Case("gpt-ws-adamw", Recipe("gpt", "adamw", {"lr": 1e-3, "weight_decay": 0.5}, 6000, 32, standardized=True)),
-    )
+    ),
+    seeds=5,
 )
 _RESNET, _GPT = {"width": 4, "blocks": 1}, {"width": 32, "depth": 2, "heads": 2, "context": 32}
 _WIDE, _NARROW = ({"lr": lr, "weight_decay": decay, "betas": (0.9, 0.99)} for lr, decay in ((2e-2, 0.25), (5e-3, 1.0)))

@@ -27,7 +27,7 @@ def _cases(product: float, lrs: tuple[float, ...], steps: int, batch: int, **res
     return tuple(found)
 
 
-_GPU = Config(_cases(2e-3, (1e-3, 1e-2, 1e-1), steps=6000, batch=128))
+_GPU = Config(_cases(2e-3, (1e-3, 1e-2, 1e-1), steps=6000, batch=128), seeds=5)
 _CPU = Config(_cases(1e-2, (2e-3, 2e-2, 2e-1), steps=600, batch=32, size={"width": 4, "blocks": 1}, every=4))
 _SMOKE = Config(_cases(5e-2, (1e-2, 5e-2, 2e-1), steps=12, batch=8, size={"width": 2, "blocks": 1}, every=1), seeds=2)
 
