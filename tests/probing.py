@@ -64,22 +64,27 @@ START = {"sgdm": 0.4, "adamw": 0.8, "adam_l2": 0.2, "lion": 0.5}
 NEURONS, FAN_IN = 128, 64
 
 
-def walk(rule: str, steps: int, seed: int = 0, radial: float = 0.0, drift: float = 0.0, **options: Any) -> DynamicsProbe:
+def walk(
+    rule: str, steps: int, seed: int = 0, radial: float = 0.0, drift: float = 0.0, uneven: float = 0.0, **options: Any
+) -> DynamicsProbe:
     """Random gradients orthogonal to each neuron and inverse to its norm (scale invariance), through a real optimizer.
 
     Args:
         radial: mu of a gradient mu w on top: what an l2 term of strength mu in the loss adds.
         drift: Correlation of a gradient with the one before it.
+        uneven: Deviation of the logarithms of the coordinates' scales.
     """
     model = Weight(NEURONS, FAN_IN, size=START[rule] / FAN_IN**0.5, seed=seed, dtype=torch.float32)
     optimizer, generator = WALKS[rule]([model.weight]), seeded(100 + seed)
+    scale = (uneven * torch.randn(FAN_IN, generator=generator)).exp()
     noise = torch.randn(NEURONS, FAN_IN, generator=generator)
     with DynamicsProbe(model, optimizer, **{"every": 10, "flush": 100, **options}) as probe:
         for _ in range(steps):
             noise = drift * noise + (1 - drift**2) ** 0.5 * torch.randn(NEURONS, FAN_IN, generator=generator)
             weight = model.weight.detach()
             norm_sq = (weight * weight).sum(1, keepdim=True)
-            across = noise - (noise * weight).sum(1, keepdim=True) / norm_sq * weight
+            scaled = scale * noise
+            across = scaled - (scaled * weight).sum(1, keepdim=True) / norm_sq * weight
             model.weight.grad = 0.01 * across / norm_sq.sqrt() + radial * weight
             optimizer.step()
     return probe

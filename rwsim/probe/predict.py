@@ -22,13 +22,16 @@ is steady, E<w, m> follows from M whatever the gradients' correlation, and in eq
 
 correlation, and a second moment that is off, change the norm by the measured size of the update over the predicted one, and the
 rotation not at all. With lambda_e = lambda + lambda_u both hold for radial gradients too. Lion's updates have one size whatever the
-gradients. Of a sign of n = h m + k' g, m' = a m + b g, with y = k^2 <n, m'>/C, phi = k' + rho h b/(1 - rho a), the same steps lead to
+gradients. Of a sign of n = h m + k' g, m' = a m + b g, with h y a sign's correlation with the next one, by coordinate
+E sign(n_i) k_i m'_i with k_i^2 = (2/pi)/E n_i^2, and phi = k' + rho h b/(1 - rho a), the same steps lead to
 
     E||w||^2 = eta^2 C V,   V = (1 + 2 rho h y/(1 - rho a))/(1 - rho^2 + 2 rho phi eta lambda_u),
     r^2/2 = 1 - rho + phi eta lambda_u - h y/((1 - rho a) V),
 
-where phi says that momentum passes on radial parts of weights that have turned and shrunk since. What these give over their values at
-lambda_u = 0 and the y of uncorrelated gradients multiplies the exact prediction.
+where phi says that momentum passes on radial parts of weights that have turned and shrunk since. Coordinates' gradients differ in size, and
+a sign makes them count alike, so y is measured by signs: for normal n and m' of correlation c, E sign(n) sign(m') = (2/pi) arcsin c,
+and y = (2/pi) sin(pi s/2) ||m'||/||n|| with s the mean of sign(n_i) sign(m'_i), if coordinates differ in scale alone. What these give over
+their values at lambda_u = 0 and the y of uncorrelated gradients multiplies the exact prediction.
 """
 
 import math

@@ -33,7 +33,7 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
     }
 )
 # Averages that predictions need.
-NEEDED = ("lambda_u", "drive_sq", "grad_sq", "unit_grad_sq", "unit_grad_l1", "memory")
+NEEDED = ("lambda_u", "drive_sq", "grad_sq", "unit_grad_sq", "unit_grad_l1", "agreement", "buffer_ratio")
 
 
 def quantities(sums: Array, hyper: Mapping[str, Any], theory: Theory | None, fan_in: int, sign: float = 1.0) -> dict[str, Array]:
@@ -64,7 +64,7 @@ def quantities(sums: Array, hyper: Mapping[str, Any], theory: Theory | None, fan
             "unit_grad_l1": np.sqrt(ww) * of["roots"],
         }
         gain = of["sign_l1"] / of["sign_sq"]
-        found["memory"] = gain**2 * of["sign_m"]
+        found["agreement"], found["buffer_ratio"] = of["agree"] / fan_in, np.sqrt(of["buffer_sq"] / of["sign_sq"])
         found["rms_update"] = found["lambda_u"] = np.full_like(ww, np.nan)
         if theory is not None and len(sums):
             decay = theory.decay(hyper) * (of["wwq"] / ww if theory.scales_decay else 1)

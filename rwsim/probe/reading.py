@@ -115,7 +115,9 @@ class Reading:
         effective_decay = decay + np.nan_to_num(radial)
         plain, effective = (theory.equilibrium(hyper, x, self.layer.fan_in, moments(values)) for x in (decay, effective_decay))
         if theory.kind == "sign":
-            memory = over_neurons(values["memory"], "mean")[:, None] / self.layer.fan_in
+            # The mean first: a sine of single neurons would be off by their spread.
+            agreement, ratio = (over_neurons(values[name], "mean")[:, None] for name in ("agreement", "buffer_ratio"))
+            memory = 2 / np.pi * np.sin(np.pi / 2 * agreement) * ratio
             norm, rotation = theory.corrected_sign(plain, hyper, np.nan_to_num(radial)[:, None], memory)
         else:
             with np.errstate(all="ignore"):
