@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rwsim.export.harness import export, verify
     from rwsim.plan import plan
     from rwsim.probe.probe import DynamicsProbe
-    from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalSGDM, RotationalWrapper
     from rwsim.report.report import report
+    from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalSGDM, RotationalWrapper
     from rwsim.sweeps.sweep import sweep
     from rwsim.theory.predict import predict
     from rwsim.validate import validate

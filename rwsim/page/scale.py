@@ -27,20 +27,30 @@ def number(value: float | int | None, digits: int = 4) -> str:
 
 
 def percent(value: float | int | None, sign: bool = True) -> str:
-    """A relative error: two decimals below 1, one below 10, none above.
+    """A relative error: two decimals below 10 %, one below 100 %, none above.
 
     Example:
-        >>> percent(0.00194), percent(-0.1321), percent(0.42, sign=False), percent(None)
-        ('+0.19 %', '−13.2 %', '42 %', '–')
+        >>> percent(0.00194), percent(-0.1321), percent(1.42, sign=False), percent(None)
+        ('+0.19 %', '−13.2 %', '142 %', '–')
     """
     if value is None or not math.isfinite(value):
         return MISSING
     size = abs(100 * value)
-    places = 2 if size < 9.995 else 1 if sign and size < 99.95 else 0
+    places = 2 if size < 9.995 else 1 if size < 99.95 else 0
     text = f"{100 * value:{'+' if sign else ''},.{places}f}"
     if sign and float(text.replace(",", "")) == 0:
         text = text.lstrip("+-")
     return f"{text.replace('-', MINUS)} %"
+
+
+def share(value: float | int) -> str:
+    """A share or a margin that was set, as it was set.
+
+    Example:
+        >>> share(0.01), share(-0.005)
+        ('1 %', '−0.5 %')
+    """
+    return f"{100 * value:.4g} %".replace("-", MINUS)
 
 
 @dataclass(frozen=True)
@@ -84,8 +94,9 @@ def span(values: Sequence[float | int], log: bool = False, zero: bool = False, r
         low, high = math.log(low), math.log(high)
     if zero and not log:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
-        more = 0.5 if log else 0.05 * abs(high) or 0.5
+    # What differs by rounding alone is one value.
+    if high - low <= (0.01 if log else 1e-3 * max(abs(low), abs(high))):
+        more = 0.2 if log else 0.02 * abs(high) or 0.5
         low, high = low - more, high + more
     else:
         low, high = low - room * (high - low) * (low != 0 or log), high + room * (high - low) * (high != 0 or log)

@@ -10,13 +10,13 @@ from rwsim.page.table import Column, table
 from rwsim.report.draw import distribution
 from rwsim.report.read import Array, Columns, File
 from rwsim.report.sheet import Sheet, figures, note, num, pct, plural
+from rwsim.report.words import FORMS, called, heading
 
 NAME = "accuracy study"
 NAMES: tuple[str, ...] = ()
 WRITES = "the CSV of benchmarks.accuracy (--errors)"
 # What the predictions say of mean angle and RMS norm; the RMS update is nearly exact in all of them.
-QUANTITIES = {"norm": "norm", "rotation": "mean angle, radians per step", "rms_update": "RMS update"}
-FORMS = (("full", "full prediction"), ("exact", "exact second moments"), ("paper", "paper, Table 1"))
+QUANTITIES = ("norm", "rotation", "rms_update")
 _MEASURED = ("optimizer", "number", "rate", "lr", "weight_decay", "beta_1", "beta_2", "eps", "fan_in", "batch", "gamma", "loss_scale")
 SHOWN = 200
 
@@ -40,7 +40,7 @@ def sheet(file: File) -> Sheet:
     else:
         verdict = f"{plural(columns.rows, 'point')} measured; this file holds no prediction."
         summary = [
-            "With --errors FILE the comparison writes a file that holds, for every point, the error of each prediction too; a report of that one shows them."
+            "--errors FILE of the comparison writes a file that holds every prediction's error too; a report of that one shows them."
         ]
         sections = []
     sections.append(("Points", _points(columns, judged)))
@@ -76,15 +76,15 @@ def _said(columns: Columns) -> tuple[str, list[str]]:
     valid = _valid(columns)
     parts, beside = [], []
     for quantity in ("norm", "rotation"):
-        full, exact, paper = (np.abs(columns.numbers(f"{form}_{quantity}")) for form, _ in FORMS)
-        most = percent(float(np.nanquantile(full[valid], 0.95)), sign=False) if valid.any() else "unknown"
-        parts.append(f"{most} in {'norm' if quantity == 'norm' else 'mean angle'}")
+        off = [np.abs(columns.numbers(f"{form}_{quantity}")) for form, _ in FORMS]
+        parts.append(f"{percent(_quantile(off[0][valid], 0.95), sign=False)} in {called(quantity)}")
+        full, exact, paper = (percent(_quantile(one, 0.5), sign=False) for one in off)
         beside.append(
-            f"{quantity}: half of all points within {percent(float(np.nanmedian(full)), sign=False)} of the full, "
-            f"{percent(float(np.nanmedian(exact)), sign=False)} of the exact and {percent(float(np.nanmedian(paper)), sign=False)} of the paper's form"
+            f"{heading(quantity)}: half of all points are within {full} of the full, {exact} of the exact, {paper} of the paper's form."
         )
-    verdict = f"Where the full prediction stands by itself ({valid.mean():.0%} of {columns.rows:,} points), 95 % are within {' and '.join(parts)}."
-    return verdict, [f"{'; '.join(beside)}.".capitalize()]
+    share = f"{valid.mean():.0%}".replace("%", " %")
+    verdict = f"Where the full prediction stands by itself ({share} of {columns.rows:,} points), 95 % are within {' and '.join(parts)}."
+    return verdict, [" ".join(beside)]
 
 
 def _off(columns: Columns, optimizers: list[str]) -> Html:
@@ -104,7 +104,7 @@ def _off(columns: Columns, optimizers: list[str]) -> Html:
                 off = np.abs(columns.numbers(f"{form}_{quantity}"))
                 cells = [pct(_quantile(off[mine], q), sign=False) for q in (0.5, 0.95, 1.0)]
                 cells += [pct(_quantile(off[mine & valid], q), sign=False) for q in (0.95, 1.0)]
-                rows.append([optimizer, quantity, said, num(int(np.isfinite(off[mine]).sum())), *cells])
+                rows.append([optimizer, called(quantity), said, num(int(np.isfinite(off[mine]).sum())), *cells])
     caption = "Absolute relative error, measured over predicted; valid: points that the full prediction stands by"
     return table("off", caption, heads, rows)
 
@@ -116,12 +116,12 @@ def _quantile(values: Array, q: float) -> float | None:
 
 def _distributions(columns: Columns, optimizers: list[str]) -> Html:
     own = columns.text("optimizer")
-    drawn = []
+    drawn: list[Html] = []
     for optimizer in optimizers:
         mine = own == optimizer
         for quantity in ("norm", "rotation"):
             errors = [(said, form, columns.numbers(f"{form}_{quantity}")[mine]) for form, said in FORMS]
-            drawn.append(distribution(f"share-{len(drawn)}", f"{optimizer}: {'norm' if quantity == 'norm' else 'mean angle'}", errors))
+            drawn.append(distribution(f"share-{len(drawn)}", f"{optimizer}: {called(quantity)}", errors))
     return figures(*drawn)
 
 
@@ -139,8 +139,8 @@ def _points(columns: Columns, judged: bool) -> Html:
         *(Column(name.replace("_", " "), "number") for name in settings),
         Column("gamma"),
     ]
-    heads += [Column(q.replace("rms_", "RMS "), "number") for q in QUANTITIES]
-    heads += [Column(f"{q}, {form}", "number") for q in ("norm", "rotation") for form, _ in FORMS] if judged else []
+    heads += [Column(called(q), "number") for q in QUANTITIES]
+    heads += [Column(f"{called(q)}, {form} error", "number") for q in ("norm", "rotation") for form, _ in FORMS] if judged else []
     heads += [Column("valid")] if judged else []
     numbers = {name: columns.numbers(name) for name in ("number", *settings, *QUANTITIES)}
     errors = [columns.numbers(f"{form}_{q}") for q in ("norm", "rotation") for form, _ in FORMS] if judged else []

@@ -86,7 +86,8 @@ def sheet(file: File) -> Sheet:
         summary=summary,
         sections=sections,
         facts=[
-            ("Date", f"{file.date} (of the file)"), ("rwsim", meta.get("rwsim")), ("torch", meta.get("torch")), ("Python", meta.get("python")),
+            ("Date", f"{file.date} (of the file)"), ("rwsim", meta.get("rwsim")), ("torch", meta.get("torch")),
+            ("Python", meta.get("python")),
             ("Device", "cpu"), ("Seed", meta.get("seed")), ("Law", found.law or "none: it was to be identified"),
             ("Settings", meta.get("settings")), ("Compiled step", meta.get("compiled")), ("Read from", file.name),
         ],
@@ -144,7 +145,7 @@ def _equilibrium(found: _Audit) -> Html | None:
             return None
         values = [one.get(key) if isinstance(one.get(key), (int, float)) else None for key in ("measured", "mcse", "predicted")]
         measured, mcse, predicted = values
-        error = measured / predicted - 1 if known(measured) and predicted else None  # type: ignore[operator]
+        error = measured / predicted - 1 if known(measured) and predicted else None
         half = 2 * mcse / predicted if known(mcse) and predicted else None  # type: ignore[operator]
         rows.append([name, num(measured), num(mcse), num(predicted), pct(error)])
         lanes.append((str(name).replace("_", " "), [Mark("measured", error, half)]))
@@ -159,7 +160,7 @@ def _equilibrium(found: _Audit) -> Html | None:
 
 def _programs(found: _Audit) -> Html:
     """The first program that shows a fault is open, the others fold."""
-    parts = []
+    parts: list[Html] = []
     for one in (one for one in found.findings if one.snippet):
         code = tag("pre", tag("code", one.snippet.rstrip()), tabindex="0", role="region", aria_label=f"Program that shows {one.code}")
         parts.append(tag("details", tag("summary", f"{one.code} ({one.kind})"), code, open=not parts and one.kind != "note"))

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -52,17 +53,18 @@ def forest(
         kind, at = "axis" if place == 0 else "grid", f"{across(place):.1f}"
         parts.append(tag("line", class_=kind, x1=at, x2=at, y1=4, y2=bottom))
         parts.append(tag("text", text, class_="tick", x=at, y=bottom + 14, text_anchor="middle"))
+    lanes: list[Html | None] = []
     for i, (name, marks) in enumerate(rows):
         top = 8 + i * row
         parts.append(tag("text", cut(name, 17), class_="label", x=_LEFT - 8, y=f"{top + (row - _GAP) / 2 + 4:.1f}", text_anchor="end"))
         for lane, mark in enumerate(marks):
-            parts.append(_mark(mark, across, reach, top + _LANE * (lane + 0.5)))
+            lanes.append(_mark(mark, across, reach, top + _LANE * (lane + 0.5)))
     parts.append(tag("text", label, class_="label", x=(_LEFT + WIDTH - _RIGHT) / 2, y=height - 6, text_anchor="middle"))
     told = "; ".join(
         f"{name}: " + ", ".join(f"{said} {percent(m.value)}" for (_, said), m in zip(names, marks, strict=True)) for name, marks in rows
     )
     legend = [Series(name, style, (), (), "dots") for style, name in names]
-    return figure(ident, title, f"{label}. {told}.", join(parts), _keys(legend), height)
+    return figure(ident, title, f"{label}. {told}.", join(parts, lanes), _keys(legend), height)
 
 
 def _mark(mark: Mark, across: Scale, reach: float, y: float) -> Html | None:
@@ -97,10 +99,10 @@ def distribution(ident: str, title: str, errors: Sequence[tuple[str, str, np.nda
         if len(found):
             # So many quantiles say as much as all of them.
             shares = np.linspace(0, 1, min(len(found), _STEPS))
-            sizes = 100 * np.maximum(np.quantile(found, shares), _LEAST)
-            series.append(Series(name, style, sizes.tolist(), (100 * shares).tolist()))
-    values = [v for one in series for v in one.x]
-    ends = (10 ** math.floor(math.log10(min(values))), 10 ** math.ceil(math.log10(max(values) * 1.001))) if values else None
+            off = 100 * np.maximum(np.quantile(found, shares), _LEAST)
+            series.append(Series(name, style, off.tolist(), (100 * shares).tolist()))
+    sizes = [float(v) for one in series for v in one.x]
+    ends = (10.0 ** math.floor(math.log10(min(sizes))), 10.0 ** math.ceil(math.log10(1.001 * max(sizes)))) if sizes else None
     said = "" if not series else " ".join(f"{one.name}: half of the points within {np.interp(50, one.y, one.x):.2g} %." for one in series)
     return chart(
         ident, title, series, Axis("absolute error, %", True, ends), Axis("share of points, %", ends=(0, 100)),
@@ -114,6 +116,4 @@ def thin(values: np.ndarray, most: int = 300) -> np.ndarray:
         return values
     edges = np.linspace(0, len(values), most + 1).astype(int)
     with np.errstate(invalid="ignore"):
-        return np.array(
-            [np.nanmean(part) if np.isfinite(part := values[a:b]).any() else math.nan for a, b in zip(edges[:-1], edges[1:], strict=True)]
-        )
+        return np.array([np.nanmean(part) if np.isfinite(part := values[a:b]).any() else math.nan for a, b in pairwise(edges.tolist())])

@@ -60,7 +60,7 @@ class _Result(BaseModel):
 def is_mine(file: File) -> bool:
     """Whether a file is of an experiment."""
     return file.form == "json" and (
-        file.name == "settings.json" and "experiment" in file.json or {"rows", "says", "meta"} <= set(file.json)
+        (file.name == "settings.json" and "experiment" in file.json) or {"rows", "says", "meta"} <= set(file.json)
     )
 
 
@@ -115,7 +115,7 @@ def _rows(file: File) -> list[_Row]:
         words = {name: str(column[i]) for name, column in texts.items()}
         fan_in, band = int(values.pop("fan_in") or 0), values.pop("band") or 0.0
         invariant = words.pop("invariant") == "True"
-        found.append(_Row(fan_in=fan_in, band=band, invariant=invariant, **words, **values))  # type: ignore[arg-type]
+        found.append(_Row(fan_in=fan_in, band=band, invariant=invariant, **words, **values))
     return found
 
 
@@ -171,7 +171,7 @@ def _counts(rows: Sequence[_Row]) -> Html:
 
 def _errors(rows: Sequence[_Row]) -> Html | None:
     """Relative errors of norm and rotation, a row a layer."""
-    drawn = []
+    drawn: list[Html] = []
     for case in dict.fromkeys(row.case for row in rows):
         for quantity in ("rotation", "norm", "rotation path", "norm path"):
             own = [row for row in rows if row.case == case and row.quantity == quantity and row.error is not None]
@@ -180,9 +180,12 @@ def _errors(rows: Sequence[_Row]) -> Html | None:
             band = own[0].band or 0.05
             reach = max(5 * band, min(0.6, 1.05 * max(abs(row.error or 0) for row in own)))
             lanes = [
-                (row.layer + ("" if row.invariant else " ∘"), [Mark("measured", row.error, row.interval), Mark("exact", row.corrected), Mark("paper", row.paper)])
+                (
+                    row.layer + ("" if row.invariant else " ∘"),
+                    [Mark("measured", row.error, row.interval), Mark("exact", row.corrected), Mark("paper", row.paper)],
+                )
                 for row in own
-            ]  # fmt: skip
+            ]
             names = [("measured", "predicted"), *_FORMS[1:]]
             drawn.append(
                 forest(
@@ -191,13 +194,16 @@ def _errors(rows: Sequence[_Row]) -> Html | None:
                     lanes,
                     names,
                     band=band,
-                    label="measured over predicted − 1, %",
+                    label="error, %",
                     reach=reach,
                 )
-            )  # noqa: RUF001
+            )
     if not drawn:
         return None
-    words = "Shaded: the band. Bars: 95 % intervals. Corrected: what is left with the measured departures from a random walk put in. ∘: not scale-invariant."
+    words = (
+        "Measured over predicted, less one. Shaded: the band. Bars: 95 % intervals. Corrected: what is left with the measured departures "
+        "from a random walk put in. ∘: not scale-invariant."
+    )
     return join(note(words), figures(*drawn))
 
 
@@ -248,19 +254,37 @@ def _table(rows: Sequence[_Row]) -> Html:
     for r in rows:
         judged = r.verdict in _TONES
         found.append(
-            [r.case, r.layer, num(r.fan_in), r.quantity, num(r.measured), num(r.predicted), pct(r.error), pct(r.interval, sign=False),
-             pct(r.band if judged else None, sign=False), tone(r.verdict, _TONES.get(r.verdict, "")), pct(r.paper), pct(r.corrected), r.note]
-        )  # fmt: skip
-    return table("rows", "Error: measured / predicted − 1; rotation in radians per step", columns, found)  # noqa: RUF001
+            [
+                r.case,
+                r.layer,
+                num(r.fan_in),
+                r.quantity,
+                num(r.measured),
+                num(r.predicted),
+                pct(r.error),
+                pct(r.interval, sign=False),
+                pct(r.band if judged else None, sign=False),
+                tone(r.verdict, _TONES.get(r.verdict, "")),
+                pct(r.paper),
+                pct(r.corrected),
+                r.note,
+            ]
+        )
+    return table("rows", "Error: measured over predicted, less one; rotation in radians per step", columns, found)
 
 
 def _facts(meta: Mapping[str, Any], file: File) -> list[tuple[str, Any]]:
     get = meta.get
     facts: list[tuple[str, Any]] = [
-        ("Date", get("date") or f"{file.date} (of the file)"), ("rwsim", get("rwsim")), ("torch, CUDA, Python", [get(k) for k in ("torch", "cuda", "python") if get(k)]),
-        ("Device", f"{get('device')} ({get('card')})" if get("card") else get("device")), ("Configuration", get("config")), ("Seed", get("seed")),
-        ("Took", f"{number(get('seconds'))} s" if isinstance(get("seconds"), (int, float)) else None), ("Read from", file.name),
-    ]  # fmt: skip
+        ("Date", get("date") or f"{file.date} (of the file)"),
+        ("rwsim", get("rwsim")),
+        ("torch, CUDA, Python", [get(k) for k in ("torch", "cuda", "python") if get(k)]),
+        ("Device", f"{get('device')} ({get('card')})" if get("card") else get("device")),
+        ("Configuration", get("config")),
+        ("Seed", get("seed")),
+        ("Took", f"{number(get('seconds'))} s" if isinstance(get("seconds"), (int, float)) else None),
+        ("Read from", file.name),
+    ]
     cases = get("cases")
     for name, case in cases.items() if isinstance(cases, Mapping) else ():
         recipe = case.get("recipe") if isinstance(case, Mapping) else None

@@ -9,16 +9,15 @@ import numpy as np
 from rwsim.page.chart import MOST_POINTS, Series, chart, heatmap
 from rwsim.page.chart import Axis as Across
 from rwsim.page.html import Html, join
-from rwsim.page.scale import number, percent
+from rwsim.page.scale import number, percent, share
 from rwsim.report.read import Array, Columns
 from rwsim.report.sheet import figures, note
+from rwsim.report.words import AXES, heading
 
 if TYPE_CHECKING:
     from rwsim.report.sweep import Points
 
 _LABELS = {"lr": "learning rate", "weight_decay": "weight decay", "fan_in": "fan-in", "loss_scale": "loss scale"}
-_TITLES = {"norm": "Norm", "rotation": "Rotation", "rms_update": "RMS update"}
-_UNITS = {"norm": "norm", "rotation": "rotation, radians per step", "rms_update": "RMS update"}
 # Caps of an error map's colours: the first that 95 % of the errors lie within.
 _CAPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 # Bins of a density.
@@ -96,20 +95,16 @@ def maps(points: "Points", mine: Array, axes: Sequence[Axis], ident: str) -> Htm
         off = f"median of all cells {percent(float(np.nanmedian(grid)))}" if np.isfinite(grid).any() else "nothing is known"
         drawn.append(
             heatmap(
-                f"{ident}-{quantity}", f"{_TITLES[quantity]}: measured over exact, less one", Across(x.label, x.log), Across(y.label, y.log),
-                across[1], up[1], levels, _names(bounds), faint=faint,
-                description=f"Colours over {x.label} and {y.label}; {off}; of points in equilibrium 95 % within {percent(cap, sign=False)}.",
+                f"{ident}-{quantity}", f"{heading(quantity)}, error", Across(x.label, x.log), Across(y.label, y.log),
+                across[1], up[1], levels, [share(float(b)) for b in bounds], faint=faint,
+                description=f"Colours over {x.label} and {y.label}; {off}; of points in equilibrium 95 % within {share(cap)}.",
             )
         )  # fmt: skip
     rest = f"; medians over {', '.join(axis.label for axis in axes[2:])}" if len(axes) > 2 else ""
     return join(
-        note(f"Faint: the walk is not in equilibrium, and the difference says nothing about the prediction{rest}."), figures(*drawn)
+        note(f"Measured over exact, less one{rest}. Faint: the walk is not in equilibrium, which says nothing about the prediction."),
+        figures(*drawn),
     )
-
-
-def _names(bounds: Array) -> list[str]:
-    words = [percent(float(b)).replace(".00", "") for b in bounds]
-    return [f"below {words[0]}", *(f"{a} to {b}" for a, b in zip(words[:-1], words[1:], strict=True)), f"above {words[-1]}"]
 
 
 def _cells(axis: Axis, mine: Array) -> tuple[Array, list[float]]:
@@ -163,7 +158,7 @@ def slices(points: "Points", mine: Array, axes: Sequence[Axis], ident: str) -> H
         for quantity in points.quantities
     ]
     told = f"Held fixed: {', '.join(fixed)}. " if fixed else ""
-    return join(note(f"{told}Circles: not in equilibrium. Bars: two standard errors, often smaller than the dots."), figures(*drawn))
+    return join(note(f"{told}Grey dots: not in equilibrium. Bars: two standard errors, often smaller than the dots."), figures(*drawn))
 
 
 def _slice(points: "Points", which: Array, x: Axis, quantity: str, where: str, ident: str) -> Html:
@@ -184,7 +179,7 @@ def _slice(points: "Points", which: Array, x: Axis, quantity: str, where: str, i
     values = np.concatenate([np.asarray(one.y, dtype=float) for one in series])
     values = values[np.isfinite(values)]
     log = bool(len(values)) and bool(values.min() > 0) and bool(values.max() > 5 * values.min())
-    return chart(ident, f"{_TITLES[quantity]}{where}", series, Across(x.label, x.log), Across(_UNITS[quantity], log))
+    return chart(ident, f"{heading(quantity)}{where}", series, Across(x.label, x.log), Across(AXES[quantity], log))
 
 
 def scatter(points: "Points", mine: Array, ident: str) -> Html:
@@ -192,8 +187,8 @@ def scatter(points: "Points", mine: Array, ident: str) -> Html:
     drawn = []
     for quantity in points.quantities:
         measured, settled = points.columns.numbers(quantity)[mine], points.settled[mine]
-        title = f"{_TITLES[quantity]}: measured over predicted"
-        label = _UNITS[quantity]
+        title = heading(quantity)
+        label = AXES[quantity]
         series = []
         for form, said, style in (("paper", "paper", "paper"), ("exact", "exact", "exact")):
             ratio = points.error(quantity, form)[mine]
@@ -206,7 +201,7 @@ def scatter(points: "Points", mine: Array, ident: str) -> Html:
             )
         else:
             _, _, x, y = series[1]
-            drawn.append(_density(f"{ident}-{quantity}", f"{title} (exact)", x, y, label))
+            drawn.append(_density(f"{ident}-{quantity}", f"{title}, exact form", x, y, label))
     return join(note("Points in equilibrium."), figures(*drawn))
 
 
@@ -218,7 +213,7 @@ def _density(ident: str, title: str, x: Array, y: Array, label: str) -> Html:
     most = max(int(counts.max()), 1)
     bounds = np.unique(np.geomspace(1, most + 1, 6).astype(int))
     levels = [[None if n == 0 else int(np.searchsorted(bounds, n, side="right")) - 1 for n in row] for row in counts.T]
-    names = [f"{a:,}" if b - a == 1 else f"{a:,} to {b - 1:,}" for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    names = [f"{bound:,}" for bound in bounds[1:-1]]
     return heatmap(
         ident, title, Across(f"predicted {label}", True), Across("error, %"), edges[0].tolist(), (100 * edges[1]).tolist(), levels, names,
         prefix="s", description=f"How many of {len(x):,} points lie where; 99 % are within {percent(reach, sign=False)}.",

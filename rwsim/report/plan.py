@@ -78,7 +78,7 @@ def sheet(file: File) -> Sheet:
             ("Read from", file.name),
         ],
         command=_command(meta, layers),
-        remark="A plan does not record its schedule's name; the learning rate that it followed is drawn above. Add --schedule and --warmup.",
+        remark="A plan does not record its schedule's name: add --schedule and --warmup; the learning rate is drawn above.",
     )  # fmt: skip
 
 
@@ -106,17 +106,42 @@ def _drawn(layers: list[_Layer]) -> list[Html | None]:
 
 
 def _table(layers: list[_Layer]) -> Html:
-    columns = [Column("layer"), *(Column(x, "number") for x in (
-        "fan-in", "norm at the start", "at the end", "time constant, steps", "equilibrium at step", "share in it", "rotation before it, of the intended",
-        "at the end, of the intended", "eta_r, radians", "eta_g",
-    ))]  # fmt: skip
+    columns = [
+        Column("layer"),
+        *(
+            Column(x, "number")
+            for x in (
+                "fan-in",
+                "norm at the start",
+                "at the end",
+                "time constant, steps",
+                "equilibrium at step",
+                "share in it",
+                "rotation before it, of the intended",
+                "at the end, of the intended",
+                "eta_r, radians",
+                "eta_g",
+            )
+        ),
+    ]
     rows = []
     for layer in layers:
         last = (layer.path.get("norm") or [None])[-1]
         rows.append(
-            [layer.name, num(layer.fan_in), num(layer.start_norm), num(last), num(layer.time_constant), num(layer.reached), pct(layer.share, sign=False),
-             num(layer.transient), num(layer.lag), num(layer.eta_r), num(layer.eta_g)]
-        )  # fmt: skip
+            [
+                layer.name,
+                num(layer.fan_in),
+                num(layer.start_norm),
+                num(last),
+                num(layer.time_constant),
+                num(layer.reached),
+                pct(layer.share, sign=False),
+                num(layer.transient),
+                num(layer.lag),
+                num(layer.eta_r),
+                num(layer.eta_g),
+            ]
+        )
     return table("layers", "What will happen to each layer; missing: never", columns, rows)
 
 

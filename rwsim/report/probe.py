@@ -22,7 +22,7 @@ _LINES = (
     ("exact", "equilibrium, exact", "predicted_"),
     ("full", "corrected by what was measured", "corrected_"),
     ("path", "expected way there", "transient_"),
-)  # noqa: E501
+)
 _FORMS = (("exact", "equilibrium, exact"), ("full", "corrected"))
 # Layers that are drawn over the steps.
 _MOST_LAYERS = 12
@@ -84,11 +84,15 @@ def sheet(file: File) -> Sheet:
         ],
         sections=[("Off the prediction", _errors(probe)), ("Along the training", _along(probe)), ("Layers", _table(probe))],
         facts=[
-            ("Date", f"{file.date} (of the file)"), *probe.facts.items(), ("Layers", len(probe.layers)), ("Measured steps", len(probe.step)),
-            ("Device, seed", None), ("Read from", file.name),
+            ("Date", f"{file.date} (of the file)"),
+            *probe.facts.items(),
+            ("Layers", len(probe.layers)),
+            ("Measured steps", len(probe.step)),
+            ("Device, seed", None),
+            ("Read from", file.name),
         ],
         remark="A probe hangs on a training of yours: run that again. docs/probe.md of rwsim shows how.",
-    )  # fmt: skip
+    )
 
 
 def _netcdf(file: File) -> Probe:
@@ -129,7 +133,7 @@ def _errors(probe: Probe) -> Html:
             (layer, [Mark(form, float(errors[form][i])) for form, _ in _FORMS])
             for i, layer in enumerate(probe.layers[: 4 * _MOST_LAYERS])
         ]  # fmt: skip
-        drawn.append(forest(f"off-{quantity}", quantity.capitalize(), rows, _FORMS, band=_PACE, label="measured over predicted − 1, %"))  # noqa: RUF001
+        drawn.append(forest(f"off-{quantity}", quantity.capitalize(), rows, _FORMS, band=_PACE, label="error, %"))
     return join(
         note("Means over the second half of the measured steps. Shaded: 5 %. What lies beyond the axis is written at its edge."),
         figures(*drawn),
@@ -175,9 +179,20 @@ def _table(probe: Probe) -> Html:
         "weight-gradient angle, radians",
     ]
     columns = [Column("layer"), *(Column(head, "number") for head in heads)]
-    late = {name: probe.late(name) for name in (
-        "rotation", "predicted_rotation", "norm", "predicted_norm", "rms_update", "predicted_rms_update", "lambda_ratio", "scaled_grad", "weight_grad_angle",
-    )}  # fmt: skip
+    late = {
+        name: probe.late(name)
+        for name in (
+            "rotation",
+            "predicted_rotation",
+            "norm",
+            "predicted_norm",
+            "rms_update",
+            "predicted_rms_update",
+            "lambda_ratio",
+            "scaled_grad",
+            "weight_grad_angle",
+        )
+    }
     off = {quantity: probe.error(quantity, "predicted") for quantity in ("rotation", "norm")}
     rows = []
     for i, layer in enumerate(probe.layers):

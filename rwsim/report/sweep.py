@@ -10,17 +10,18 @@ import numpy as np
 
 from rwsim.errors import InvalidArgument
 from rwsim.page.html import Html, join, tag
-from rwsim.page.scale import number, percent
+from rwsim.page.scale import percent
 from rwsim.page.table import Column, table
 from rwsim.report.draw import distribution
 from rwsim.report.grid import Axis, maps, scatter, slices
 from rwsim.report.read import Array, Columns, File
 from rwsim.report.sheet import Sheet, figures, note, num, pct, plural
+from rwsim.report.words import called, heading
 
 NAME = "sweep"
 NAMES = ("sweep.nc", "sweep.csv")
 WRITES = "sweep.nc, sweep.csv or --json of rwsim sweep"
-QUANTITIES = {"norm": "norm", "rotation": "rotation, radians per step", "rms_update": "RMS update"}
+QUANTITIES = ("norm", "rotation", "rms_update")
 FORMS = (("exact", "exact prediction"), ("paper", "paper, Table 1"))
 # Points that the table holds; more make a page that nobody reads and that opens slowly.
 SHOWN = 300
@@ -97,10 +98,13 @@ def sheet(file: File) -> Sheet:
         off = off[np.isfinite(off)]
         if len(off):
             half, most = (percent(float(np.quantile(off, q)), sign=False) for q in (0.5, 0.95))
-            summary.append(
-                f"{quantity.replace('rms_', 'RMS ')}: half of the points{of} within {half} of the exact prediction, 95 % within {most}"
-            )
-    sections: list[tuple[str, Any]] = [("How far off", join(_off(points), figures(*_distributions(points))))]
+            summary.append(f"{heading(quantity)}: half of the points{of} within {half} of the exact prediction, 95 % within {most}.")
+    sections: list[tuple[str, Any]] = [
+        (
+            "How far off",
+            join(_off(points), note("Share of the points whose absolute error is at most so large."), figures(*_distributions(points))),
+        )
+    ]
     for i, optimizer in enumerate(points.optimizers[:_MOST_OPTIMIZERS]):
         sections.append((f"{optimizer}: measured, exact and paper", _drawn(points, optimizer, i)))
     if left := points.optimizers[_MOST_OPTIMIZERS:]:
@@ -110,7 +114,7 @@ def sheet(file: File) -> Sheet:
         title=f"Sweep of {', '.join(points.optimizers)} over {', '.join(axis.name for axis in points.axes) or 'nothing'}",
         tone="",
         verdict=verdict,
-        summary=[". ".join(s[0].upper() + s[1:] if not s.startswith("RMS") else s for s in summary) + "."] if summary else [],
+        summary=[" ".join(summary)] if summary else [],
         sections=sections,
         facts=_facts(points),
         command=_command(attributes),
@@ -183,7 +187,7 @@ def _off(points: Points) -> Html:
                 off = np.abs(points.error(quantity, form)[points.settled & (own == optimizer)])
                 off = off[np.isfinite(off)]
                 values = [float(np.quantile(off, q)) for q in (0.5, 0.95, 1.0)] if len(off) else [None] * 3
-                rows.append([optimizer, quantity, said, num(len(off)), *(pct(value, sign=False) for value in values)])
+                rows.append([optimizer, called(quantity), said, num(len(off)), *(pct(value, sign=False) for value in values)])
     what = "points in equilibrium" if "settled" in points.columns else "all points"
     return table("off", f"Absolute relative error, measured over predicted, of {what}", columns, rows)
 
@@ -192,7 +196,7 @@ def _distributions(points: Points) -> list[Html]:
     found = []
     for quantity in points.quantities:
         errors = [(said, form, points.error(quantity, form)[points.settled]) for form, said in FORMS]
-        found.append(distribution(f"share-{quantity}", f"Points within an error: {QUANTITIES[quantity]}", errors))
+        found.append(distribution(f"share-{quantity}", heading(quantity), errors))
     return found
 
 
@@ -222,7 +226,7 @@ def _worst(points: Points) -> Html:
     columns = [Column("point", "number"), Column("optimizer")] if len(points.optimizers) > 1 else [Column("point", "number")]
     columns += [Column(axis.label, "number" if axis.numeric else "text") for axis in points.axes]
     for quantity in points.quantities:
-        columns += [Column(quantity.replace("rms_update", "RMS update"), "number"), Column("exact", "number"), Column("off", "number")]
+        columns += [Column(called(quantity), "number"), Column("exact", "number"), Column("off", "number")]
         columns += [Column("paper", "number")]
     known = "settled" in points.columns
     columns += [Column("state"), Column("burn-in, steps", "number")] if known else []
@@ -301,6 +305,3 @@ def _command(attributes: Mapping[str, Any]) -> str:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
-
-
-__all__ = ["NAME", "NAMES", "WRITES", "Points", "is_mine", "number", "sheet"]

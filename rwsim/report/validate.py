@@ -10,17 +10,17 @@ from pydantic import BaseModel, ConfigDict
 
 from rwsim.page.chart import Axis, Series, chart
 from rwsim.page.html import Html, join, tag
-from rwsim.page.scale import percent
+from rwsim.page.scale import percent, share
 from rwsim.page.table import Column, table
 from rwsim.report.draw import Mark, forest, thin
 from rwsim.report.read import Columns, File, checked
 from rwsim.report.sheet import BAD, GOOD, UNSURE, Sheet, figures, known, note, num, pct, plural, tone
+from rwsim.report.words import AXES, FORMS, called, heading
 
 NAME = "validate"
 NAMES = ("validation.json",)
 WRITES = "validation.json of rwsim validate"
-QUANTITIES = {"norm": "norm", "rotation": "rotation, radians per step", "rms_update": "RMS update"}
-FORMS = (("full", "full prediction"), ("exact", "exact second moments"), ("paper", "paper, Table 1"))
+QUANTITIES = ("norm", "rotation", "rms_update")
 TONES = {"agrees": GOOD, "differs": BAD, "undecided": UNSURE}
 
 
@@ -68,7 +68,7 @@ def sheet(file: File) -> Sheet:
     if records:
         shown = [_errors(quantity, cases, names, margin) for quantity in QUANTITIES]
         explained = note(
-            f"Measured over predicted, less one. Shaded: the margin of {percent(margin, sign=False)}. Bars: the interval of the verdict, "
+            f"Measured over predicted, less one. Shaded: the margin of {share(margin)}. Bars: the interval of the verdict, "
             "which follows the full prediction. What lies beyond the axis is written at its edge."
         )
         sections = [("Errors of the predictions", join(explained, figures(*shown))), ("Every quantity", _table(records))]
@@ -85,7 +85,7 @@ def sheet(file: File) -> Sheet:
             ("Date", meta.get("created") or f"{file.date} (of the file)"), ("rwsim", meta.get("rwsim")), ("torch", meta.get("torch")),
             ("Device, engine", f"{meta.get('device')}, {meta.get('engine')} (as asked for)"), ("Seed", meta.get("seed")),
             ("Steps", meta.get("steps")), ("Neurons, fan-in, batch", [meta.get(k) for k in ("neurons", "fan_in", "batch")]),
-            ("Gradient, gammas", f"{meta.get('gradient')}, {meta.get('gamma')}"), ("Margin", percent(margin, sign=False)),
+            ("Gradient, gammas", f"{meta.get('gradient')}, {meta.get('gamma')}"), ("Margin", share(margin)),
             ("False-alarm rate", meta.get("false_alarm_rate")), ("Took", f"{meta.get('seconds')} s"), ("Read from", file.name),
         ],
         command=_command(meta, cases),
@@ -116,7 +116,7 @@ def _verdict(meta: Mapping[str, Any], records: list[_Record]) -> tuple[str, str]
         return f"Ended early, nothing is decided: {meta.get('message') or meta['status']}", BAD
     if not records:
         return "Nothing was measured.", UNSURE
-    margin = percent(max(record.margin for record in records), sign=False)
+    margin = share(max(record.margin for record in records))
     count = {verdict: sum(record.verdict == verdict for record in records) for verdict in TONES}
     if count["agrees"] == len(records):
         return f"Agrees: all {plural(len(records), 'quantity', 'quantities')} lie within {margin} of the full prediction.", GOOD
@@ -131,7 +131,7 @@ def _summary(records: list[_Record], cases: Mapping[str, list[_Record]], names: 
         errors = [(abs(r.relative_error[form] or 0), r) for r in records if known(r.relative_error.get(form))]
         if errors:
             most, worst = max(errors, key=lambda one: one[0])
-            what = f"{names[_label(worst)]} {worst.quantity}"
+            what = f"{names[_label(worst)]} {called(worst.quantity)}"
             parts.append(f"{said} at most {percent(most, sign=False)} off ({what})")
     if not parts:
         return []
@@ -145,21 +145,14 @@ def _errors(quantity: str, cases: Mapping[str, list[_Record]], names: Mapping[st
             if record.quantity == quantity:
                 marks = [Mark(form, record.relative_error.get(form), record.interval if form == "full" else None) for form, _ in FORMS]
                 rows.append((names[label], marks))
-    return forest(
-        f"errors-{quantity}",
-        quantity.replace("rms_update", "RMS update").capitalize().replace("Rms", "RMS"),
-        rows,
-        FORMS,
-        band=margin,
-        label="error, %",
-    )
+    return forest(f"errors-{quantity}", heading(quantity), rows, FORMS, band=margin, label="error, %")
 
 
 def _table(records: list[_Record]) -> Html:
     columns = [
         Column("optimizer"), Column("quantity"), Column("measured", "number"), Column("± mcse", "number"), Column("full", "number"),
-        Column("error", "number"), Column("exact", "number"), Column("error", "number"), Column("paper", "number"),
-        Column("error", "number"), Column("verdict"), Column("hyperparameters"), Column("burn-in, steps", "number"), Column("reason"),
+        Column("its error", "number"), Column("exact", "number"), Column("its error", "number"), Column("paper", "number"),
+        Column("its error", "number"), Column("verdict"), Column("hyperparameters"), Column("burn-in, steps", "number"), Column("reason"),
     ]  # fmt: skip
     rows = []
     for r in records:
@@ -167,10 +160,22 @@ def _table(records: list[_Record]) -> Html:
         forms = [cell for form, _ in FORMS for cell in (num(r.predicted.get(form)), pct(r.relative_error.get(form)))]
         hyper = _label(r).removeprefix(f"{r.optimizer} ")
         rows.append(
-            [r.optimizer, r.quantity, num(r.measured), pct(relative, sign=False), *forms, tone(r.verdict, TONES.get(r.verdict, "")), hyper,
-             num(r.burn_in), r.reason]
-        )  # fmt: skip
-    caption = "Measured and predicted; error: measured / predicted − 1; ± mcse: one standard error of the measurement; rotation in radians per step"  # noqa: RUF001, E501
+            [
+                r.optimizer,
+                called(r.quantity),
+                num(r.measured),
+                pct(relative, sign=False),
+                *forms,
+                tone(r.verdict, TONES.get(r.verdict, "")),
+                hyper,
+                num(r.burn_in),
+                r.reason,
+            ]
+        )
+    caption = (
+        "Measured and predicted. Error: measured over predicted, less one; ± mcse: one standard error of the measurement; "
+        "rotation in radians per step"
+    )
     return table("records", caption, columns, rows)
 
 
@@ -184,14 +189,14 @@ def _walks(walk: Columns, cases: Mapping[str, list[_Record]], names: Mapping[str
         records = {record.quantity: record for record in cases.get(label, [])}
         parts += [tag("h3", names.get(label, label)), note(label)]
         drawn = []
-        for quantity, said in QUANTITIES.items():
+        for quantity in QUANTITIES:
             x, y = thin(step[mine]), thin(walk.numbers(quantity)[mine])
             series = [Series("measured", "measured", x.tolist(), y.tolist())]
             for form, name in FORMS:
                 level = records[quantity].predicted.get(form) if quantity in records else None
                 if known(level):
                     series.append(Series(name, form, [float(x[0]), float(x[-1])], [level, level]))  # type: ignore[list-item]
-            drawn.append(chart(f"walk-{i}-{quantity}", said, series, Axis("step"), Axis(said, _spread(y))))
+            drawn.append(chart(f"walk-{i}-{quantity}", heading(quantity), series, Axis("step"), Axis(AXES[quantity], _spread(y))))
         parts.append(figures(*drawn))
     return join(parts)
 
