@@ -35,7 +35,7 @@ def sheet(file: File) -> Sheet:
     judged = "full_norm" in columns
     sections: list[tuple[str, Any]]
     if judged:
-        sections = [("How far off", join(_off(columns, optimizers), _distributions(columns, optimizers)))]
+        sections = [("How far off", join(_distributions(columns, optimizers), _off(columns, optimizers)))]
         verdict, summary = _said(columns)
     else:
         verdict = f"{plural(columns.rows, 'point')} measured; this file holds no prediction."

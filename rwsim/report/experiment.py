@@ -78,6 +78,8 @@ def sheet(file: File) -> Sheet:
         records = File.of(kept).csv if kept.is_file() else None
     judged = [row for row in rows if row.verdict in _TONES]
     sections: list[tuple[str, Any]] = [("Verdicts", _counts(rows))]
+    if says[1:]:
+        sections.append(("Case by case", join(tag("p", _bold(paragraph)) for paragraph in says[1:])))
     if errors := _errors(rows):
         sections.append(("Errors by layer", errors))
     if records is not None:
@@ -89,7 +91,7 @@ def sheet(file: File) -> Sheet:
         title=f"Experiment: {name}",
         tone=colour,
         verdict=verdict,
-        summary=[_bold(paragraph) for paragraph in says],
+        summary=[_bold(paragraph) for paragraph in says[:1]],
         sections=sections,
         facts=_facts(meta, file),
         command=str(meta.get("command") or ""),
@@ -138,15 +140,13 @@ def _bold(text: str) -> Html:
 
 def _verdict(judged: Sequence[_Row]) -> tuple[str, str]:
     count = {verdict: sum(row.verdict == verdict for row in judged) for verdict in _TONES}
-    told = ", ".join(f"{n} {verdict}" for verdict, n in count.items())
+    told = f"{count['inside']} are inside their bands, {count['outside']} outside, {count['undecided']} undecided"
     if not judged:
         return "Nothing is judged.", UNSURE
     if count["inside"] == len(judged):
         return f"Holds: all {plural(len(judged), 'judged quantity', 'judged quantities')} are inside their bands.", GOOD
     word = "Does not hold everywhere" if count["outside"] else "Undecided"
-    return f"{word}: of {plural(len(judged), 'judged quantity', 'judged quantities')} {told} their bands.", BAD if count[
-        "outside"
-    ] else UNSURE
+    return f"{word}: of {plural(len(judged), 'judged quantity', 'judged quantities')} {told}.", BAD if count["outside"] else UNSURE
 
 
 def _counts(rows: Sequence[_Row]) -> Html:

@@ -197,12 +197,25 @@ def scatter(points: "Points", mine: Array, ident: str) -> Html:
         if max(len(one[2]) for one in series) <= MOST_POINTS:
             dots = [Series(said, style, x.tolist(), (100 * y).tolist(), "dots") for said, style, x, y in series]
             drawn.append(
-                chart(f"{ident}-{quantity}", title, dots, Across(f"predicted {label}", True), Across("error, %"), marks=[(0.0, "")])
+                chart(
+                    f"{ident}-{quantity}",
+                    title,
+                    dots,
+                    Across(f"predicted {label}", True),
+                    Across("error, %", ends=_ends(dots)),
+                    marks=[(0.0, "")],
+                )
             )
         else:
             _, _, x, y = series[1]
             drawn.append(_density(f"{ident}-{quantity}", f"{title}, exact form", x, y, label))
     return join(note("Points in equilibrium."), figures(*drawn))
+
+
+def _ends(dots: Sequence[Series]) -> tuple[float, float] | None:
+    """Of an axis of errors in percent: rounding is not spread over it."""
+    most = max((abs(v) for one in dots for v in one.y), default=0.0)
+    return (-0.01, 0.01) if most < 0.01 else None
 
 
 def _density(ident: str, title: str, x: Array, y: Array, label: str) -> Html:

@@ -12,11 +12,11 @@ from rwsim.page.scale import number
 from rwsim.page.table import Column, table
 from rwsim.report.read import File, checked
 from rwsim.report.sheet import GOOD, UNSURE, Sheet, figures, note, num, pct, plural
+from rwsim.report.words import AXES, heading
 
 NAME = "plan"
 NAMES = ("plan.json",)
 WRITES = "plan.json of rwsim plan"
-_UNITS = {"norm": "norm", "rotation": "rotation, radians per step", "lr": "learning rate"}
 # Layers that are drawn.
 _MOST_LAYERS = 12
 
@@ -98,7 +98,7 @@ def _drawn(layers: list[_Layer]) -> list[Html | None]:
                     series.append(Series("" if quantity == "lr" else name, "measured" if quantity == "lr" else style, step, values))
             values = [v for one in series for v in one.y if v > 0]
             log = quantity == "norm" and bool(values) and max(values) > 8 * min(values)
-            drawn.append(chart(f"path-{i}-{quantity}", _UNITS[quantity].capitalize(), series, Axis("step"), Axis(_UNITS[quantity], log)))
+            drawn.append(chart(f"path-{i}-{quantity}", heading(quantity), series, Axis("step"), Axis(AXES[quantity], log)))
         parts += [tag("h3", layer.name), figures(*drawn)]
     if len(layers) > _MOST_LAYERS:
         parts.append(note(f"{plural(len(layers) - _MOST_LAYERS, 'layer')} are not drawn; the table has them all."))

@@ -12,11 +12,11 @@ from rwsim.page.table import Column, table
 from rwsim.report.draw import Mark, forest, thin
 from rwsim.report.read import Array, File
 from rwsim.report.sheet import Sheet, figures, note, num, pct, plural
+from rwsim.report.words import AXES
 
 NAME = "probe"
 NAMES: tuple[str, ...] = ()
 WRITES = "NetCDF or CSV of rwsim.DynamicsProbe"
-_UNITS = {"norm": "norm", "rotation": "rotation, radians per step"}
 _LINES = (
     ("measured", "measured", ""),
     ("exact", "equilibrium, exact", "predicted_"),
@@ -159,7 +159,7 @@ def _along(probe: Probe) -> Html:
             values = np.array([v for one in series for v in one.y])
             values = values[np.isfinite(values)]
             log = bool(len(values)) and bool(values.min() > 0) and bool(values.max() > 8 * values.min())
-            drawn.append(chart(f"along-{i}-{quantity}", quantity.capitalize(), series, Axis("step"), Axis(_UNITS[quantity], log)))
+            drawn.append(chart(f"along-{i}-{quantity}", quantity.capitalize(), series, Axis("step"), Axis(AXES[quantity], log)))
         parts += [tag("h3", probe.layers[i]), figures(*drawn)]
     return join(parts)
 

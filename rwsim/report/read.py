@@ -87,10 +87,12 @@ class File:
     Attributes:
         path: Where it is.
         form: ``json``, ``csv`` or ``netcdf``.
+        zipped: Whether a CSV is gzipped.
     """
 
     path: Path
     form: str
+    zipped: bool = False
 
     @classmethod
     def of(cls, path: Path) -> "File":
@@ -110,7 +112,7 @@ class File:
             return cls(path, "netcdf")
         if head.startswith(_HDF):
             raise InvalidArgument("path", "must be NetCDF 3, as rwsim writes it", str(path), "it is HDF5 (NetCDF 4)")
-        return cls(path, "json" if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{" else "csv")
+        return cls(path, "json" if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"{" else "csv", head.startswith(_GZIP))
 
     @property
     def name(self) -> str:
@@ -151,8 +153,7 @@ class File:
 
     def _lines(self, most: int | None) -> list[list[str]]:
         try:
-            zipped = self.path.open("rb").read(2) == _GZIP
-            with (gzip.open if zipped else open)(self.path, "rt", newline="", encoding="utf-8-sig") as stream:
+            with (gzip.open if self.zipped else open)(self.path, "rt", newline="", encoding="utf-8-sig") as stream:
                 lines = [line for line, _ in zip(csv.reader(stream), range(most) if most else iter(int, 1), strict=False) if line]
         except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
             raise self.damaged(error) from None

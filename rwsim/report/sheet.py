@@ -7,7 +7,7 @@ from typing import Any
 
 from rwsim.page.document import page
 from rwsim.page.html import Html, escape, join, tag
-from rwsim.page.scale import number, percent
+from rwsim.page.scale import SPACE, number, percent
 from rwsim.page.table import SORT, Cell
 
 # Tone of a verdict, and how it is said without colour.
@@ -44,13 +44,18 @@ def render(sheet: Sheet, version: str) -> str:
     sections = [*sheet.sections, ("Provenance", facts(sheet.facts)), ("Repeat it", _command(sheet))]
     links = [tag("li", tag("a", heading, href=f"#part-{i}")) for i, (heading, _) in enumerate(sections)]
     lead = join(
-        tag("p", sheet.verdict, class_=f"verdict {sheet.tone}".strip()),
-        [tag("p", paragraph) for paragraph in sheet.summary],
+        tag("p", _tied(sheet.verdict), class_=f"verdict {sheet.tone}".strip()),
+        [tag("p", _tied(paragraph)) for paragraph in sheet.summary],
         tag("nav", tag("ul", links, class_="contents"), aria_label="Contents"),
     )
     body = [join(tag("h2", heading, id=f"part-{i}"), content) for i, (heading, content) in enumerate(sections)]
     footer = f"Written by rwsim report {version}. Everything on this page is in it: it asks for nothing."
     return page(sheet.title, body, lead=lead, script=SORT, footer=footer)
+
+
+def _tied(text: Any) -> Any:
+    """Percent signs stay on the line of their number."""
+    return text if isinstance(text, Html) else str(text).replace(" %", f"{SPACE}%")
 
 
 def _command(sheet: Sheet) -> Html:

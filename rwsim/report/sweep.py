@@ -111,7 +111,7 @@ def sheet(file: File) -> Sheet:
         sections[-1] = (sections[-1][0], join(sections[-1][1], note(f"Left out here: {', '.join(left)}.")))
     sections.append(("Points", _worst(points)))
     return Sheet(
-        title=f"Sweep of {', '.join(points.optimizers)} over {', '.join(axis.name for axis in points.axes) or 'nothing'}",
+        title=f"Sweep of {', '.join(points.optimizers)} over {', '.join(axis.label for axis in points.axes) or 'nothing'}",
         tone="",
         verdict=verdict,
         summary=[" ".join(summary)] if summary else [],

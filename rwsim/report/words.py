@@ -23,5 +23,5 @@ def heading(quantity: str) -> str:
         >>> heading("norm")
         'Norm'
     """
-    said = called(quantity)
+    said = {"lr": "learning rate"}.get(quantity, called(quantity))
     return said[:1].upper() + said[1:]
