@@ -38,7 +38,7 @@ def percent(value: float | int | None, sign: bool = True) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     size = abs(100 * value)
-    places = 3 if size < 0.09995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
+    places = 3 if size < 0.0995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
     text = f"{100 * value:{'+' if sign else ''},.{places}f}"
     if sign and float(text.replace(",", "")) == 0:
         text = text.lstrip("+-")

@@ -12,6 +12,7 @@ from rwsim.page.table import Cell, Column, table
 from rwsim.report.draw import Mark, forest
 from rwsim.report.read import File, checked
 from rwsim.report.sheet import BAD, GOOD, UNSURE, Sheet, figures, known, note, num, pct, plural, said, tone
+from rwsim.report.words import called
 
 NAME = "audit"
 NAMES = ("audit.json",)
@@ -147,8 +148,8 @@ def _equilibrium(found: _Audit) -> Html | None:
         measured, mcse, predicted = values
         error = measured / predicted - 1 if known(measured) and predicted else None
         half = 2 * mcse / predicted if known(mcse) and predicted else None  # type: ignore[operator]
-        rows.append([name, num(measured), num(mcse), num(predicted), pct(error)])
-        lanes.append((str(name).replace("_", " "), [Mark("measured", error, half)]))
+        rows.append([called(str(name)), num(measured), num(mcse), num(predicted), pct(error)])
+        lanes.append((called(str(name)), [Mark("measured", error, half)]))
     columns = [Column("quantity"), *(Column(x, "number") for x in ("measured", "± mcse", "law predicts", "error"))]
     reach = max([0.05, *(1.15 * abs(marks[0].value) for _, marks in lanes if known(marks[0].value))])  # type: ignore[arg-type]
     drawn = forest(

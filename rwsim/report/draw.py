@@ -105,7 +105,7 @@ def distribution(ident: str, title: str, errors: Sequence[tuple[str, str, np.nda
     ends = (10.0 ** math.floor(math.log10(min(sizes))), 10.0 ** math.ceil(math.log10(1.001 * max(sizes)))) if sizes else None
     said = "" if not series else " ".join(f"{one.name}: half of the points within {np.interp(50, one.y, one.x):.2g} %." for one in series)
     return chart(
-        ident, title, series, Axis("absolute error, %", True, ends), Axis("share of points, %", ends=(0, 100)),
+        ident, title, series, Axis("absolute error, %", True, ends), Axis("share of points, %", ends=(0.0, 100.0)),
         description=f"Share of points over the absolute error, which is logarithmic. {said}",
     )  # fmt: skip
 

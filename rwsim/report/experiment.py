@@ -225,7 +225,7 @@ def _trainings(rows: Sequence[_Row], records: Columns) -> Html:
                 continue
             for quantity, unit in (("rotation", "rotation, radians per step"), ("norm", "norm")):
                 drawn.append(_training(records, mine, step, seed, quantity, unit, f"{layer}: {quantity}", f"training-{c}-{k}-{quantity}"))
-        parts += [tag("h3", case), figures(*drawn)]
+        parts += [tag("h3", case), figures(*drawn, pairs=True)]
     return join(parts)
 
 

@@ -160,7 +160,7 @@ def _along(probe: Probe) -> Html:
             values = values[np.isfinite(values)]
             log = bool(len(values)) and bool(values.min() > 0) and bool(values.max() > 8 * values.min())
             drawn.append(chart(f"along-{i}-{quantity}", quantity.capitalize(), series, Axis("step"), Axis(AXES[quantity], log)))
-        parts += [tag("h3", probe.layers[i]), figures(*drawn)]
+        parts += [tag("h3", probe.layers[i]), figures(*drawn, pairs=True)]
     return join(parts)
 
 

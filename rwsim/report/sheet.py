@@ -102,9 +102,9 @@ def tone(text: str, tone: str) -> Cell:
     return Cell(tag("span", text, class_=tone or None))
 
 
-def figures(*drawn: Html | None) -> Html:
-    """Figures side by side."""
-    return tag("div", [one for one in drawn if one is not None], class_="figures")
+def figures(*drawn: Html | None, pairs: bool = False) -> Html:
+    """Figures side by side, as many as there is room for, or two."""
+    return tag("div", [one for one in drawn if one is not None], class_="figures pairs" if pairs else "figures")
 
 
 def note(*text: Any) -> Html:
@@ -123,8 +123,8 @@ def plural(count: int, one: str, many: str = "") -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """At most so many characters of a label."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    """At most so many characters of a label: its two ends, which tell layers apart."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[most // 2 + 1 - most :]}"
 
 
 def known(value: float | int | None) -> bool:
