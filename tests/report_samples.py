@@ -4,6 +4,7 @@ python -m tests.report_samples     # writes tests/results anew (half a minute)
 """
 
 import csv
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -143,6 +144,17 @@ SAMPLES: dict[str, Callable[[Path], Path]] = {
 def kept() -> dict[str, Path]:
     """The results in the repository: to make them takes longer than to test with them. A slow test makes them anew."""
     return {kind: experiment(RESULTS) if kind == "experiment" else RESULTS / kind for kind in SAMPLES}
+
+
+def shorter(source: Path, place: Path) -> Path:
+    """An experiment with the first and the last rows of its table."""
+    for name in ("settings.json", "summary.md"):
+        shutil.copy(source / name, place)
+    lines = (source / "table.csv").read_text().splitlines(keepends=True)
+    (place / "table.csv").write_text("".join([*lines[:25], *lines[-10:]]))
+    with gzip.open(source / "records.csv.gz", "rt") as old, gzip.open(place / "records.csv.gz", "wt") as new:
+        new.writelines(line for i, line in enumerate(old) if i == 0 or i % 400 < 20)
+    return place
 
 
 def poison_json(value: Any, keep: frozenset[str]) -> Any:
