@@ -157,6 +157,10 @@ def shorter(source: Path, place: Path) -> Path:
     return place
 
 
+# Results by name in `hostile`; the first word is the kind.
+HOSTILES = (*SAMPLES, "sweep columns")
+
+
 def poison_json(value: Any, keep: frozenset[str]) -> Any:
     """Every string a hostile one, except what a key of `keep` holds."""
     if isinstance(value, dict):
@@ -199,6 +203,10 @@ def hostile(samples: dict[str, Path], place: Path) -> dict[str, Path]:
     ):  # fmt: skip
         found[kind] = place / f"{kind}.csv"
         poison_csv(source, found[kind], columns)
+    found["sweep columns"] = place / "columns.csv"
+    found["sweep columns"].write_text(
+        (samples["sweep"] / "sweep.csv").read_text().replace("weight_decay", '"' + HOSTILE.replace('"', '""') + '"', 1)
+    )
     found["experiment"] = place / "experiment"
     found["experiment"].mkdir()
     values = json.loads((samples["experiment"] / "settings.json").read_text())
