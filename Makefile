@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: validate test lint clean
+.PHONY: validate test lint browser clean
 
 validate: .venv/installed
 	$(BIN)/rwsim validate
@@ -14,6 +14,10 @@ lint: .venv/tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The browser that the tests of pages drive, as Debian packages it; without one they are skipped.
+browser:
+	command -v chromium > /dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -31,6 +31,8 @@ LAYERS = (
     "experiments",
     "tables",
     "plots",
+    "page",
+    "report",
     "cli",
 )
 MODULES = sorted(ROOT.rglob("*.py"))
