@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 # In equilibrium: the norm within this of its equilibrium value, for this share of the run at least (a warmup passes through).
-_NEAR, _LONG = 0.1, 0.02
+NEAR, LONG = 0.1, 0.02
 # Steps with less than this share of the peak learning rate say nothing of what was intended.
 _LIVE = 0.01
 # Rotation that is off by more than this is worth a warning.
@@ -290,9 +290,9 @@ def _layer_plan(name: str, rule: UpdateRule, law: GradientLaw, norm: float, fact
     peak = int(np.argmax(lr))
     live = (lr >= _LIVE * lr.max()) & (lr > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        near = np.abs(path.norm / path.equilibrium_norm - 1) <= _NEAR
+        near = np.abs(path.norm / path.equilibrium_norm - 1) <= NEAR
         ratio = path.rotation / path.equilibrium_rotation
-    reached, left, share = _stay(near, live, max(1, math.ceil(_LONG * steps)))
+    reached, left, share = _stay(near, live, max(1, math.ceil(LONG * steps)))
     before = live.copy()
     before[: min(10, steps - 1)] = False  # momentum fills up
     if reached is not None:

@@ -100,10 +100,10 @@ def shapes() -> dict[str, str]:
 def common() -> dict[str, str]:
     """What is the same for every rule."""
     pair = sp.symbols("own lagged shared past early late", real=True)
-    before, after, moved, drift, past, own, node, rho = sp.symbols("before after moved drift past own node rho", real=True)
+    before, after, across, drift, past, own, node, rho = sp.symbols("before after across drift past own node rho", real=True)
     return {
         "product": function(pair, [equilibrium.sign_product(*pair, XP)]),
-        "turned": function((before, after, moved, drift), [schedule.turned(before, after, moved, drift, XP)]),
+        "turned": function((before, after, across, drift), [schedule.turned(before, after, across, drift, XP)]),
         "gain": function((past, own, node), [schedule.sign_gain(past, own, node, XP)]),
         "beyond": function((rho,), [schedule.arcsine_beyond(rho, XP)]),
     }
@@ -116,8 +116,8 @@ def aggregates(turn: Any, spread: Any, update_sq: Any) -> list[sp.Expr]:
 
 
 def rational(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr, list[sp.Expr]]:
-    """E g_c^2, E omega_c^2 and the exact norm, rotation and RMS update as functions of the normalizer D (of `sym.grad_sq`
-    without one).
+    """E g_c^2 and E omega_c^2 as functions of the normalizer D (of `sym.grad_sq` without one), and norm, rotation and RMS update as
+    functions of D, `sym.grad_sq` and E omega_c^2.
 
     The normalizer's square holds weights and gradients, D^2 = c_w E omega^2 + c_g G; that is solved for G.
     """
@@ -127,7 +127,7 @@ def rational(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr, list[sp.Expr]]:
     if settled(rule).square is not None:
         of_weight, of_grad = square(rule)
         grad = sym.normalizer**2 / (of_grad + of_weight * weight)
-    return grad, grad * weight, aggregates(turn, grad * weight, grad * update)
+    return grad, grad * weight, aggregates(turn, _q, sym.grad_sq * update)
 
 
 def table_1(expression: sp.Expr) -> sp.Expr:
@@ -161,9 +161,8 @@ def rule_functions(rule: type[UpdateRule]) -> dict[str, str]:
         found["normalizer"] = _compiled(steps.plain_normalizer)
     if response.direction != "sign":
         grad, spread, exact = rational(rule)
-        free = (sym.normalizer, sym.C) if response.square is not None else (sym.grad_sq, sym.C)
-        found["moments"] = function((*hyper, *free), [grad, spread])
-        found["exact"] = function((*hyper, *free), exact)
+        found["moments"] = function((*hyper, sym.normalizer if response.square is not None else sym.grad_sq), [grad, spread])
+        found["exact"] = function((*hyper, sym.normalizer, sym.C, sym.grad_sq, _q), exact)
         found["stability"] = function((*hyper, sym.normalizer), stability(rule))
         return found
     assert steps.argument is not None
@@ -177,7 +176,7 @@ def rule_functions(rule: type[UpdateRule]) -> dict[str, str]:
     decay, drive = sp.expand(1 - response.transition[0, 0]), response.sign_drive[0]
     relative, turn = summed_closure(decay, summed)
     found["decay"] = function(hyper, [decay])
-    found["moments"] = function((*hyper, summed, sym.C), [drive**2 * relative])
+    found["moments"] = function((*hyper, summed), [drive**2 * relative])
     found["exact"] = function((*hyper, summed, sym.C), aggregates(turn, drive**2 * relative, drive**2))
     return found
 

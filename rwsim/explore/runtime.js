@@ -121,7 +121,7 @@ const Runtime = (() => {
     const above = (log) => {
       const d = Math.exp(log);
       if (rule.bends && !stable(rule.stability(...hyper, d))) return false;
-      const [grad, spread] = rule.moments(...hyper, d, at.fan_in);
+      const [grad, spread] = rule.moments(...hyper, d);
       return grad > 0 && spread > 0 && grad > moment(spread, at);
     };
     let low = -1, high = 1;
@@ -145,18 +145,18 @@ const Runtime = (() => {
       const decay = rule.decay(...hyper)[0];
       if (!(decay > 0 && decay < 2)) return { error: rule.unstable };
       const sum = summed(rule, hyper, at);
-      spread = rule.moments(...hyper, sum, at.fan_in)[0];
+      spread = rule.moments(...hyper, sum)[0];
       exact = rule.exact(...hyper, sum, at.fan_in);
     } else {
       if (!rule.bends && !stable(rule.stability(...hyper, 1))) return { error: rule.unstable };
       if (rule.direction === "linear") {
         // E omega^2 is proportional to the gradient, and the gradient inverse to E omega^2.
-        spread = Math.sqrt(rule.moments(...hyper, 1, at.fan_in)[1] * moment(1, at));
-        exact = rule.exact(...hyper, moment(spread, at), at.fan_in);
+        spread = Math.sqrt(rule.moments(...hyper, 1)[1] * moment(1, at));
+        exact = rule.exact(...hyper, 1, at.fan_in, moment(spread, at), spread);
       } else {
         const d = normalizer(rule, hyper, at);
-        spread = rule.moments(...hyper, d, at.fan_in)[1];
-        exact = rule.exact(...hyper, d, at.fan_in);
+        spread = rule.moments(...hyper, d)[1];
+        exact = rule.exact(...hyper, d, at.fan_in, moment(spread, at), spread);
       }
     }
     const paper = rule.paper(...hyper, at.fan_in, moment(spread, at), spread);
@@ -226,19 +226,20 @@ const Runtime = (() => {
         }
       }
       const next = rule.step(...here, t, root, grad, gain, own, ...p);
-      let moved = next[size], drift = next[size + 1];
+      let across = next[size], drift = next[size + 1];
+      const along = next[size + 2];
       if (rule.argument) {
         const system = rule.system(...here, t, root, gain, own);
         const pull = drive * beyond(system, row, k, drive, held, grad, p);
         next[0] += 2 * system[0] * pull;
         drift += pull;
-        moved += 2 * (system[0] - 1) * pull;
+        across -= (pull * (2 * along + pull)) / p[0];
       }
       const old = p[0];
       p = next.slice(0, size);
       const c = at.fan_in;
       norm[t - 1] = Math.sqrt(c * p[0]);
-      rotation[t - 1] = THEORY.common.turned(c * old, c * p[0], c * moved, c * drift)[0];
+      rotation[t - 1] = THEORY.common.turned(c * old, c * p[0], c * across, c * drift)[0];
       if (!Number.isFinite(norm[t - 1])) {
         norm.fill(NaN, t - 1);
         rotation.fill(NaN, t - 1);

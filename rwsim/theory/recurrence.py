@@ -62,7 +62,8 @@ class Recurrence:
             Cov(z' z'^T, v')/v', E[w w'], E of the squared gradient part, mu', P_g', Cov(z_g' z_g'^T, v')/v'.
         system: (hyper, t, D, gain, own gain) -> A and b, a sign replaced by its linear part.
         plain: (hyper, t, D, G, gain, own gain, P) -> P' at e = 0.
-        moved: Arguments of `plain` -> E of the squared step of w and E of w times it, free of the cancellation of their parts.
+        moved: Arguments of `plain` -> E of the squared part of w's step that is orthogonal to w, E of w times the step, and of w
+            times what the buffers add to it; free of the cancellation of their parts.
         plain_normalizer: (hyper, t, G, v, P) -> v', D.
         separate: Whether the gradient part needs buffers of its own, which have seen gradients only.
     """
@@ -163,8 +164,10 @@ def recurrence(rule: type[UpdateRule]) -> Recurrence:
         return [*found, *listed(new_g), *listed(with_eg)] if separate else found
 
     plain = listed(a * p * a.T + grad * b * b.T + white)
-    step = (a - sp.eye(n))[0, :].applyfunc(sp.factor)
-    moved = [(step * p * step.T)[0] + grad * b[0] ** 2 + white[0, 0], (step * p[:, 0])[0]]
+    kept, row, with_w = sp.factor(a[0, 0] - 1), a[0, 1:], p[1:, 0]
+    along = (row * with_w)[0]
+    across = (row * (p[1:, 1:] - with_w * with_w.T / p[0, 0]) * row.T)[0] + grad * b[0] ** 2 + white[0, 0]
+    moved = [across, kept * p[0, 0] + along, along]
     of_plain = (*known, grad, gain, own_gain, *listed(p))
     normalizer, plain_normalizer = (None, None) if response.square is None else _normalizer(response, hyper, p, mu)
     matrices = (*listed(p), *listed(pe), *listed(pg), *listed(pge))

@@ -164,9 +164,8 @@ def arcsine_beyond(rho: Any, xp: Any) -> Any:
     return 2 / xp.pi * (xp.arcsin(rho) - rho)
 
 
-def turned(old: Any, new: Any, moved: Any, drift: Any, xp: Any) -> Any:
-    """RMS angle of a step: E||w||^2 before and after it, E||step||^2 and E<w, step>."""
-    across = moved - drift**2 / old
+def turned(old: Any, new: Any, across: Any, drift: Any, xp: Any) -> Any:
+    """RMS angle of a step: E||w||^2 before and after it, E of the squared part of the step that is orthogonal to w, and E<w, step>."""
     return xp.arctan2(xp.sqrt(xp.maximum(across, 0.0) / new), (old + drift) / xp.sqrt(old * new))
 
 
@@ -175,7 +174,7 @@ def _iterated(take: Callable[[int, tuple[float, ...]], tuple[float, ...]], value
     for step, hyper in enumerate(values):
         try:
             found[:, step] = take(step + 1, hyper)
-        except (OverflowError, ValueError):  # numbers raise where arrays go on with Inf and NaN
+        except (ArithmeticError, ValueError):  # numbers raise where arrays go on with Inf and NaN
             break
     return found
 
@@ -372,21 +371,23 @@ class _Walker:
     def take_closed(self, t: int, hyper: tuple[float, ...]) -> tuple[float, float]:
         """Take step t by the closure alone: E||w||^2 and the RMS angle, mean over neurons."""
         r, arrays, grad, root, gain, own = self.recurrence, self.arrays, self.grad_sq(), 1.0, 0.0, 0.0
-        old = self.total(self.p[0])
+        weight = self.p[0]
         if r.plain_normalizer is not None:
             self.v, root = r.plain_normalizer.of(arrays)(*hyper, t, grad, self.v, *self.p)
         if r.argument is not None:
             gain, own, past, k, h, drive = self._under_sign(hyper, grad)
         before = (*hyper, t, root, grad, gain, own, *self.p)
-        p, (moved, drift) = r.plain.of(arrays)(*before), r.moved.of(arrays)(*before)
+        p, (across, drift, along) = r.plain.of(arrays)(*before), r.moved.of(arrays)(*before)
         if self.signs is not None:
             system = r.system.of(arrays)(*hyper, t, root, gain, own)
             curved = self.signs.beyond_linear(system, h, k, drive, past, grad, self.p)
             pull = drive * (curved[:, None] if arrays else float(curved[0]))
-            p[0], drift, moved = p[0] + 2 * system[0] * pull, drift + pull, moved + 2 * (system[0] - 1) * pull
+            p[0], drift, across = p[0] + 2 * system[0] * pull, drift + pull, across - pull * (2 * along + pull) / weight
         self.p = [np.broadcast_to(x, grad.shape) for x in p] if arrays else p
-        new = self.total(self.p[0])
-        return float(np.mean(new)), float(np.mean(turned(old, new, self.total(moved), self.total(drift), np)))
+        old, new = self.total(weight), self.total(self.p[0])
+        if arrays:  # coordinates that shrink at different rates turn the vector too
+            across = across + weight * (drift / weight - (self.total(drift) / old)[:, None]) ** 2
+        return float(np.mean(new)), float(np.mean(turned(old, new, self.total(across), self.total(drift), np)))
 
     def take_plain(self, t: int, hyper: tuple[float, ...]) -> tuple[float]:
         """Take step t without anything beyond the closed forms: E||w||^2."""
