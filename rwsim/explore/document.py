@@ -14,7 +14,7 @@ from rwsim.optimizers import RULES
 from rwsim.page.chart import figure
 from rwsim.page.document import page
 from rwsim.page.html import Html, data, join, tag
-from rwsim.plan import LONG, NEAR
+from rwsim.plan import LIVE, LONG, NEAR
 from rwsim.theory.factors import SHAPES
 
 # Positions of a slider: a step is a few percent of a value.
@@ -86,6 +86,7 @@ def _config(token: str) -> dict[str, Any]:
         "steps": _STEPS,
         "near": NEAR,
         "long": LONG,
+        "live": LIVE,
         "server": {"place": PLACE, "header": TOKEN_HEADER, "token": token} if token else None,
     }
 
@@ -150,15 +151,22 @@ def _hint(control: Control) -> Html | None:
 
 
 def _results(served: bool) -> Html:
-    rows = [("norm", "Norm ‖ω‖"), ("rotation", "Rotation ηᵣ, radians per step"), ("rms_update", "RMS update η_g")]
-    cells, heads = ("paper", "exact", "off", "measured"), ("paper", "exact", "paper off by", "simulated")
+    rows = [
+        ("norm", "Norm ‖ω‖"),
+        ("rotation", join("Rotation η", tag("sub", "r"), ", radians per step")),
+        ("rms_update", join("RMS update η", tag("sub", "g"))),
+    ]
+    columns = {"paper": "paper", "exact": "exact", "off": "paper off by"} | ({"measured": "simulated"} if served else {})
     table = tag(
         "table",
         tag("caption", "In equilibrium at the peak of the learning rate"),
-        tag("thead", tag("tr", tag("td"), [tag("th", said, scope="col", class_="n") for said in heads])),
+        tag("thead", tag("tr", tag("td"), [tag("th", said, scope="col", class_="n") for said in columns.values()])),
         tag(
             "tbody",
-            [tag("tr", tag("th", said, scope="row"), [tag("td", id=f"{key}-{cell}", class_="n") for cell in cells]) for key, said in rows],
+            [
+                tag("tr", tag("th", said, scope="row"), [tag("td", id=f"{key}-{cell}", class_="n") for cell in columns])
+                for key, said in rows
+            ],
         ),
         id="numbers",
     )  # fmt: skip
@@ -187,8 +195,8 @@ def _results(served: bool) -> Html:
         tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Equilibrium"),
         tag("dl", tag("dt", "Time constant"), tag("dd", id="time"), tag("dt", "In equilibrium"), tag("dd", id="reached"), class_="facts"),
         simulate,
+        tag("label", tag("input", type="checkbox", id="log-steps"), " Steps on a log scale", class_="choice-line"),
         tag("div", figures, class_="figures"),
-        tag("label", tag("input", type="checkbox", id="log-steps"), " steps on a log scale", class_="choice-line"),
         tag("p", id="said", class_="unseen", aria_live="polite"),
         tag("p", id="readout", class_="readout", aria_hidden="true"),
         class_="results",

@@ -123,7 +123,7 @@
     }
     const over = rates.map((rate) => Runtime.equilibrium(name, withRate(values, rate), where));
     return {
-      here, steps: places.map((i) => i + 1),
+      here, steps: places.map((i) => i + 1), live: places.map((i) => factor(i) >= config.live),
       path: { norm: places.map((i) => norm[i]), rotation: places.map((i) => rotation[i]) },
       exact: { norm: series("exact", 0), rotation: series("exact", 1) },
       paper: { norm: series("paper", 0), rotation: series("paper", 1) },
@@ -185,7 +185,7 @@
       put(`${q}-paper`, Plot.number(paper, 5));
       put(`${q}-off`, Plot.percent(paper / exact - 1));
       const known = found && found.equilibrium && found.equilibrium[q];
-      put(`${q}-measured`, known ? `${Plot.number(known[0], 5)} ± ${Plot.number(known[1], 2)}` : "–");
+      if (config.server) put(`${q}-measured`, known ? `${Plot.number(known[0], 5)} ± ${Plot.number(known[1], 2)}` : "–");
     });
     const share = here.time / state.steps;
     put("time", here.error ? "–" : `${Plot.number(here.time)} steps, ${Plot.number(share, 3)} of the run: in it ‖ω‖² forgets its start by a factor e`);
@@ -208,7 +208,10 @@
         series.push({ style: "full", x: full.step, y: full[q].map((v) => (v === null ? NaN : v)) });
         series.push({ style: "measured", kind: "dots", x: points.step, y: points[q].map((v) => (v === null ? NaN : v)), error: points[`${q}_error`].map((v) => 2 * v) });
       }
-      Plot.draw(at(`plot-${q}`), series, { label: "step", log, ends: log ? [1, Math.max(2, state.steps)] : [0, state.steps] }, { label: units[q], log: true });
+      // Where the rate has all but gone nothing is intended any more.
+      const of = ["path", "exact", "paper"].flatMap((style) => drawn[style][q].filter((_, j) => drawn.live[j]));
+      if (found) of.push(...found.points[q].filter((v, j) => v !== null && drawn.live[drawn.steps.findIndex((s) => s >= found.points.step[j])]));
+      Plot.draw(at(`plot-${q}`), series, { label: "step", log, ends: log ? [1, Math.max(2, state.steps)] : [0, state.steps] }, { label: units[q], log: true, of });
       const last = drawn.path[q][drawn.path[q].length - 1];
       const level = drawn.here.error ? "no equilibrium" : `exact equilibrium ${Plot.number(drawn.here.exact[i])}, paper ${Plot.number(drawn.here.paper[i])}`;
       put(`figure-${q}-desc`, `${units[q]} over ${state.steps} steps, both drawn for each step: from ${Plot.number(drawn.path[q][0])} to ${Plot.number(last)}; ${level}.`);

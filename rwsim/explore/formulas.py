@@ -22,10 +22,17 @@ from rwsim.theory.rates import memory, relaxation_rate
 from rwsim.theory.recurrence import Compiled, recurrence
 from rwsim.theory.response import argument_kernel, lag
 
+
+def _unevaluated(kind: Any) -> Any:
+    """To work out which of two symbols is the larger one takes long, and they do not say."""
+    return lambda a, b: kind(a, b, evaluate=False)
+
+
+_least, _most = _unevaluated(sp.Min), _unevaluated(sp.Max)
 # The functions that formulas shared by numbers and arrays take from numpy, on symbols.
 XP = SimpleNamespace(
-    sqrt=sp.sqrt, arcsin=sp.asin, arctan2=sp.atan2, cos=sp.cos, pi=sp.pi, minimum=sp.Min, maximum=sp.Max,
-    clip=lambda x, low, high: sp.Min(sp.Max(x, low), high),
+    sqrt=sp.sqrt, arcsin=sp.asin, arctan2=sp.atan2, cos=sp.cos, pi=sp.pi, minimum=_least, maximum=_most,
+    clip=lambda x, low, high: _least(_most(x, low), high),
     where=lambda condition, yes, no: sp.Piecewise((yes, condition), (no, True)),
 )  # fmt: skip
 # eta_g/||omega||, which a time constant hangs on where the decay passes through the normalizer.
@@ -111,7 +118,7 @@ def common() -> dict[str, str]:
 
 def aggregates(turn: Any, spread: Any, update_sq: Any) -> list[sp.Expr]:
     """Norm, rotation and RMS update of C alike coordinates, from 1 - lag one/E omega^2, E omega^2 and E of the squared update."""
-    relative_sq = sp.Min(2 * turn, 4)
+    relative_sq = _least(2 * turn, 4)
     return [sp.sqrt(sym.C * spread), 2 * sp.asin(sp.sqrt(relative_sq) / 2), sp.sqrt(sym.C * update_sq)]
 
 

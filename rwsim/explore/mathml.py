@@ -1,6 +1,7 @@
 """The same expressions for people: MathML that the browser sets."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import sympy as sp
@@ -67,8 +68,37 @@ def math(expression: sp.Expr) -> str:
     return re.sub(r"<mi>@(\w+)@</mi>", lambda found: _SET[found[1]], text)
 
 
+# Where a factor's sign is that of most settings: small steps, averages in between.
+_USUAL = {sym.eta: 0.01, sym.lam: 0.01, sym.alpha: 0.5, sym.beta1: 0.5, sym.beta2: 0.6, sym.normalizer: 1}
+
+
+def tidy(expression: sp.Expr) -> sp.Expr:
+    """The same product with factors that are positive at usual settings.
+
+    Example:
+        >>> tidy(-sym.eta / (sym.alpha - 1))
+        eta/(1 - alpha)
+    """
+    factors, sign = [], 1
+    for factor in sp.Mul.make_args(expression):
+        base, power = factor.as_base_exp()
+        if base.is_Add and power.is_Integer and base.subs(_USUAL).is_negative:
+            base, sign = -base, sign * (-1) ** abs(int(power))
+        factors.append(base**power if base.is_Add else factor)
+    return sp.Mul(sign, *factors)
+
+
+def _power(name: str, expression: sp.Expr) -> Html:
+    """An equation of the lowest power of a positive expression that is rational: a root over a fraction needs fonts that many lack."""
+    for degree in (1, 2, 3, 4, 6):
+        inside = sp.powdenest(sp.expand_power_base(expression**degree), force=True)
+        if all(power.exp.is_Integer for power in inside.atoms(sp.Pow) if power.free_symbols - set(paper.GRADIENT)):
+            return _equation(name if degree == 1 else f"<msup>{name}<mn>{degree}</mn></msup>", sp.factor(inside))
+    return _equation(name, expression)
+
+
 def _equation(left: str, right: sp.Expr) -> Html:
-    content = Html(f"<math display='block'><mrow>{left}<mo>=</mo>{math(right)}</mrow></math>")
+    content = Html(f"<math display='block'><mrow>{left}<mo>=</mo>{math(tidy(right))}</mrow></math>")
     return tag("div", content, class_="scroll formula", tabindex="0", role="region", aria_label="Formula")
 
 
@@ -76,15 +106,17 @@ def rule_formulas(name: str) -> Html:
     """Table 1's column, and the exact moments of one coordinate, at eps = 0."""
     rule, column = RULES[name], paper.TABLE_1[name]
     norm, eta = _NORM.format("<mi>ω</mi>"), "<msub><mi>η</mi><mi>{}</mi></msub>".format
-    printed = [_equation(norm, column.norm), _equation(eta("r"), column.rotation), _equation(eta("g"), column.rms_update)]
+    printed = [_power(left, right) for left, right in ((norm, column.norm), (eta("r"), column.rotation), (eta("g"), column.rms_update))]
     weight_sq = _SET[_omega_sq.name]
     turned = f"<mrow><mn>2</mn><mo>&#x2212;</mo><mn>2</mn>{_mean(_BOTH)}<mo>/</mo>{weight_sq}</mrow>"
     if settled(rule).direction == "sign":
-        moments: Any = sign_moments(rule)
+        known = sign_moments(rule)
+        moments: Any = replace(known, correlation=sp.Symbol("rho_k", real=True))
         said = "if gradients have one length; the page averages the arcsine over the lengths that a batch gives them"
         total = sp.Symbol(_omega_sq.name, positive=True)
-        later = moments.lag_one.xreplace({moments.weight_sq: total})
-        derived = [_equation(weight_sq, moments.weight_sq), _equation(_mean(_BOTH), later)]
+        later = moments.keep * total + (moments.lag_one - moments.keep * moments.weight_sq)
+        correlation = "<msub><mi>&#x3C1;</mi><mi>k</mi></msub>"
+        derived = [_equation(weight_sq, moments.weight_sq), _equation(_mean(_BOTH), later), _equation(correlation, known.correlation)]
     else:
         moments = stationary_moments(rule)
         said = "with G = E[g²] of its gradient"

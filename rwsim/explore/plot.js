@@ -93,11 +93,11 @@ const Plot = (() => {
     return { low, high, log, to, holds: (x) => Number.isFinite(x) && (x > 0 || !log) };
   };
 
-  // Draw into a <g>: series of {style, x, y, kind: line | dots, error}, axes {label, log}, `here`: a place on x to mark.
+  // Draw into a <g>: series of {style, x, y, kind: line | dots, error}, axes {label, log, of: values that it must hold, else all}, `here`: a place on x to mark.
   function draw(group, series, xAxis, yAxis, here) {
     const reach = series.flatMap((s) => s.y.flatMap((v, i) => (s.error ? [v - s.error[i], v, v + s.error[i]] : [v])));
     const xs = scale(...(xAxis.ends || span(series.flatMap((s) => s.x), xAxis.log)), LEFT, WIDTH - RIGHT, xAxis.log);
-    const ys = scale(...span(reach, yAxis.log), HEIGHT - BOTTOM, TOP, yAxis.log), bottom = HEIGHT - BOTTOM, parts = [];
+    const ys = scale(...span(yAxis.of || reach, yAxis.log), HEIGHT - BOTTOM, TOP, yAxis.log), bottom = HEIGHT - BOTTOM, parts = [];
     const yTicks = ticks(ys.low, ys.high, yAxis.log, 6), xTicks = ticks(xs.low, xs.high, xAxis.log, 5);
     const yTexts = tickTexts(yTicks), xTexts = tickTexts(xTicks);
     yTicks.forEach((v, i) => {
@@ -118,7 +118,7 @@ const Plot = (() => {
       parts.push(element("path", { class: "here", d: `M${xs.to(here).toFixed(1)} ${TOP}V${bottom}` }));
     let known = false;
     for (const s of series) {
-      const spots = s.x.map((x, i) => (xs.holds(x) && ys.holds(s.y[i]) ? [xs.to(x), ys.to(s.y[i])] : null));
+      const spots = s.x.map((x, i) => (xs.holds(x) && ys.holds(s.y[i]) && ys.low <= s.y[i] && s.y[i] <= ys.high ? [xs.to(x), ys.to(s.y[i])] : null));
       known = known || spots.some(Boolean);
       if (s.error) {
         const bars = spots.map((spot, i) => {

@@ -29,7 +29,6 @@ class Control:
         scale: ``log``; ``near_one``: even in log(1 - value), with 0 at the lower end; ``linear``.
         low, high: Ends of the slider.
         least, most: Ends of what may be typed.
-        open_end: Whether `most` itself is refused.
         whole: Whether only whole numbers are taken.
         remedy: What to do instead of a value that is refused.
         hint: Beside the label.
@@ -39,11 +38,10 @@ class Control:
     label: str
     symbol: str
     scale: str
-    low: float
-    high: float
-    least: float
-    most: float
-    open_end: bool = False
+    low: float | int
+    high: float | int
+    least: float | int
+    most: float | int
     whole: bool = False
     remedy: str = ""
     hint: str = ""
@@ -60,19 +58,19 @@ _HYPER: Mapping[str, tuple[str, str, str, float, float]] = {
 # Averages over more steps are sums over more lags than a page should take.
 _LONGEST_AVERAGE = 0.99999
 LAW = (
-    Control("fan_in", "Fan-in", "C", "log", 2, 16384, 2, 1 << 20, whole=True, hint="weights of a neuron"),
+    Control("fan_in", "Fan-in", "C", "log", 2, 16384, 2, 1 << 20, whole=True),
     Control(
-        "batch", "Batch", "B", "log", 4, 4096, 4, 1 << 20, whole=True, hint="inputs of a step",
+        "batch", "Batch", "B", "log", 4, 4096, 4, 1 << 20, whole=True,
         remedy="the gradient's second moment is infinite below 4",
     ),
-    Control("loss_scale", "Loss scale", "s", "log", 1e-3, 1e3, 1e-12, 1e12, hint="factor on the gradients"),
+    Control("loss_scale", "Loss scale", "s", "log", 1e-3, 1e3, 1e-12, 1e12),
 )  # fmt: skip
 RUN = (
-    Control("steps", "Steps", "T", "log", 100, 100_000, 1, 200_000, whole=True, hint="length of the run"),
-    Control("init_norm", "Initial norm", "‖ω₀‖", "log", 1e-2, 1e2, 1e-12, 1e12, hint="of a neuron's weights"),
-    Control("warmup", "Warmup", "", "linear", 0, 50, 0, 99, hint="percent of the run"),
+    Control("steps", "Steps", "T", "log", 100, 100_000, 1, 200_000, whole=True),
+    Control("init_norm", "Initial norm", "‖ω₀‖", "log", 1e-2, 1e2, 1e-12, 1e12),
+    Control("warmup", "Warmup", "", "linear", 0, 50, 0, 99, hint="% of the run"),
 )
-DEFAULTS: Mapping[str, Any] = {"fan_in": 128, "batch": 32, "steps": 5000, "init_norm": 0.577, "warmup": 0, "schedule": "constant"}
+DEFAULTS: Mapping[str, Any] = {"fan_in": 128, "batch": 32, "steps": 15_000, "init_norm": 0.577, "warmup": 0, "schedule": "constant"}
 
 
 def keys(rule: type[UpdateRule]) -> list[str]:

@@ -10,6 +10,7 @@ import torch
 from rwsim.errors import InvalidArgument, NoEquilibrium, WalkDiverged
 from rwsim.explore.setting import NEURONS, Setting
 from rwsim.stats.mcse import estimate
+from rwsim.sweeps.result import time_constants
 from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.schedule import expected_path
 from rwsim.walk import blocked
@@ -22,8 +23,9 @@ from rwsim.walk.system import Layer
 LARGEST, FEWEST = 400_000_000, 16
 # Windows that are recorded, and points that are drawn.
 _WINDOWS, _POINTS = 400, 28
-# The walk counts as in equilibrium from where its expected norm stays this close to the equilibrium of its hyperparameters.
-_NEAR = 0.02
+# The walk counts as in equilibrium from where its expected norm stays this close to its end, if that changed by less than the second
+# number in the last time constant, and is this close to the exact form (which lacks what fluctuates).
+_NEAR, _STEADY, _SAME = 0.01, 0.005, 0.1
 _MIN_WINDOWS = 16
 
 
@@ -112,9 +114,12 @@ def _equilibrium(setting: Setting, walk: Any, path: Any, law: Any) -> tuple[dict
         exact = predict_equilibrium(setting.rule, law).exact
     except NoEquilibrium as error:
         return None, str(error)
-    off = np.flatnonzero(~(np.abs(path.norm / exact.norm - 1) < _NEAR))
+    end = path.norm[-1]
+    before = setting.steps - 1 - time_constants(type(setting.rule), [setting.rule], exact)[0]
+    off = np.flatnonzero(~(np.abs(path.norm / end - 1) < _NEAR))
     kept = walk.kept(int(off[-1]) + 1 if len(off) else 0)
-    if len(kept.lengths) < _MIN_WINDOWS:
+    steady = before > 0 and abs(path.norm[int(before)] / end - 1) < _STEADY and abs(end / exact.norm - 1) < _SAME
+    if not steady or len(kept.lengths) < _MIN_WINDOWS:
         return None, "the run is too short to reach equilibrium and stay there"
     found = {}
     for quantity in QUANTITIES:
