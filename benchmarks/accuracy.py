@@ -184,6 +184,15 @@ def judge(case: tuple[Point, dict[str, float], tuple[str, ...]]) -> dict[str, fl
     return out | {"norm_error": full.norm_error, "rotation_error": full.rotation_error}
 
 
+def write_errors(cases: list[tuple[Point, dict[str, float]]], rows: list[dict], path: Path) -> None:
+    """A line a point: its setting, what was measured, and the relative error of every form (``full_norm``, ...)."""
+    lines = [asdict(point) | found | row for (point, found), row in zip(cases, rows, strict=True)]
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+
+
 def table(rows: list[dict], optimizers: Iterable[str] = (*OPTIMIZERS, "all")) -> str:
     """Markdown: absolute errors in percent; `valid` restricts to the points that the full prediction stands by."""
     lines = [
@@ -267,6 +276,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=POINTS, help="points an optimizer")
     parser.add_argument("--out", type=Path, default=here, help="directory of the measurements")
     parser.add_argument("--figure", type=Path, help="by default docs/accuracy.png for seed 0, else none")
+    parser.add_argument("--errors", type=Path, help="also write every point's relative errors to this file; `rwsim report` shows it")
     parser.add_argument("--without", action="store_true", help="also what each correction brings (five times the time)")
     parser.add_argument("--only", choices=OPTIMIZERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -292,6 +302,8 @@ def main() -> None:
 
         full = rows(CORRECTIONS)
         print(table(full))
+        if options.errors is not None:
+            write_errors(cases, full, options.errors)
         if options.without:
             print("\n" + without({"full": full} | {c: rows(tuple(x for x in CORRECTIONS if x != c)) for c in CORRECTIONS}))
     figure = options.figure or (here.parent / "docs" / "accuracy.png" if not options.seed else None)

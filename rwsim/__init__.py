@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rwsim.export.harness import export, verify
     from rwsim.plan import plan
     from rwsim.probe.probe import DynamicsProbe
+    from rwsim.report.report import report
     from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalSGDM, RotationalWrapper
     from rwsim.sweeps.sweep import sweep
     from rwsim.theory.predict import predict
@@ -36,6 +37,7 @@ make_door(
         "export": "rwsim.export.harness",
         "plan": "rwsim.plan",
         "predict": "rwsim.theory.predict",
+        "report": "rwsim.report.report",
         "simulate": "rwsim.walk.simulate",
         "sweep": "rwsim.sweeps.sweep",
         "validate": "rwsim.validate",
@@ -57,6 +59,7 @@ __all__ = [
     "export",
     "plan",
     "predict",
+    "report",
     "simulate",
     "sweep",
     "validate",

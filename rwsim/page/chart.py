@@ -9,7 +9,9 @@ from rwsim.page.scale import Scale, number, span, tick_texts, ticks
 
 # Drawn at this size, a figure's text is about as large as the page's small print on a phone.
 WIDTH, HEIGHT = 360, 236
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 10, 10, 40
+_RIGHT, _TOP, _BOTTOM = 10, 10, 40
+# What a heatmap's colours need below it.
+_RAMP = 34
 # More points than this in one series make a picture that nobody can read and few browsers like.
 MOST_POINTS = 600
 
@@ -60,19 +62,20 @@ def chart(
     """
     if any(len(one.x) > MOST_POINTS and one.kind != "line" for one in series):
         raise ValueError(f"at most {MOST_POINTS} dots a series")
-    across = _scale([v for one in series for v in one.x], x, _LEFT, WIDTH - _RIGHT)
     values = [v for one in series for v in _reach(one)] + [place for place, _ in marks]
-    up = _scale(values, y, HEIGHT - _BOTTOM, _TOP)
+    up = Scale(*(y.ends or span(values, y.log)), HEIGHT - _BOTTOM, _TOP, y.log)
+    low, high = x.ends or span([v for one in series for v in one.x], x.log, room=0.02)
+    across = Scale(low, high, _left(up), WIDTH - _RIGHT, x.log)
     known = any(across.holds(a) and up.holds(b) for one in series for a, b in zip(one.x, one.y, strict=True))
     drawn = [_frame(across, up, x, y)]
     for place, label in marks:
         if up.holds(place):
             level = f"{up(place):.1f}"
-            drawn.append(tag("line", class_="mark", x1=_LEFT, x2=WIDTH - _RIGHT, y1=level, y2=level))
+            drawn.append(tag("line", class_="mark", x1=f"{across.start:.1f}", x2=WIDTH - _RIGHT, y1=level, y2=level))
             drawn.append(tag("text", label, class_="tick", x=WIDTH - _RIGHT - 3, y=f"{up(place) - 4:.1f}", text_anchor="end"))
     drawn += [_series(one, across, up) for one in series]
     if not known:
-        drawn.append(tag("text", "nothing to draw", class_="tick", x=(WIDTH + _LEFT) / 2, y=HEIGHT / 2 - 15, text_anchor="middle"))
+        drawn.append(tag("text", "nothing to draw", class_="tick", x=WIDTH / 2, y=HEIGHT / 2 - 15, text_anchor="middle"))
     return figure(ident, title, description or _said(series, x, y), join(drawn), _legend(series))
 
 
@@ -92,19 +95,19 @@ def _reach(one: Series) -> list[float]:
     return values
 
 
-def _scale(values: Sequence[float | int], axis: Axis, start: float | int, end: float | int) -> Scale:
-    low, high = axis.ends or span(values, axis.log)
-    return Scale(low, high, start, end, axis.log)
+def _left(up: Scale) -> float:
+    """Where a field begins: there is room for its widest tick, and the label."""
+    return 26 + 6.2 * max(map(len, tick_texts(ticks(up.low, up.high, up.log))), default=0)
 
 
 def _frame(across: Scale, up: Scale, x: Axis, y: Axis) -> Html:
     """Grid, ticks and labels."""
-    bottom, parts = HEIGHT - _BOTTOM, []
-    values = ticks(up.low, up.high, y.log, 6)
+    left, bottom, parts = across.start, HEIGHT - _BOTTOM, []
+    values = ticks(up.low, up.high, y.log)
     for value, said in zip(values, tick_texts(values), strict=True):
         level = up(value)
-        parts.append(tag("line", class_="grid", x1=_LEFT, x2=WIDTH - _RIGHT, y1=f"{level:.1f}", y2=f"{level:.1f}"))
-        parts.append(tag("text", said, class_="tick", x=_LEFT - 5, y=f"{level + 3.5:.1f}", text_anchor="end"))
+        parts.append(tag("line", class_="grid", x1=f"{left:.1f}", x2=WIDTH - _RIGHT, y1=f"{level:.1f}", y2=f"{level:.1f}"))
+        parts.append(tag("text", said, class_="tick", x=f"{left - 5:.1f}", y=f"{level + 3.5:.1f}", text_anchor="end"))
     values = ticks(across.low, across.high, x.log, 5)
     for value, said in zip(values, tick_texts(values), strict=True):
         place = across(value)
@@ -112,8 +115,8 @@ def _frame(across: Scale, up: Scale, x: Axis, y: Axis) -> Html:
         anchor = "end" if place > WIDTH - _RIGHT - 12 else "middle"
         parts.append(tag("text", said, class_="tick", x=f"{place:.1f}", y=bottom + 14, text_anchor=anchor))
     middle = (_TOP + bottom) / 2
-    parts.append(tag("line", class_="axis", x1=_LEFT, x2=WIDTH - _RIGHT, y1=bottom, y2=bottom))
-    parts.append(tag("text", x.label, class_="label", x=(_LEFT + WIDTH - _RIGHT) / 2, y=HEIGHT - 6, text_anchor="middle"))
+    parts.append(tag("line", class_="axis", x1=f"{left:.1f}", x2=WIDTH - _RIGHT, y1=bottom, y2=bottom))
+    parts.append(tag("text", x.label, class_="label", x=f"{(left + WIDTH - _RIGHT) / 2:.1f}", y=HEIGHT - 6, text_anchor="middle"))
     parts.append(tag("text", y.label, class_="label", transform=f"translate(11 {middle}) rotate(-90)", text_anchor="middle"))
     return join(parts)
 
@@ -169,7 +172,7 @@ def _said(series: Sequence[Series], x: Axis, y: Axis) -> str:
 
 def heatmap(
     ident: str, title: str, x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float], levels: Sequence[Sequence[int | None]],
-    names: Sequence[str], *, prefix: str = "q", description: str = "", faint: Sequence[Sequence[bool]] = (),
+    bounds: Sequence[str], *, prefix: str = "q", description: str = "", faint: Sequence[Sequence[bool]] = (),
 ) -> Html:  # fmt: skip
     """A grid of cells, each in the colour of its level; one path a level, so ten thousand cells are light.
 
@@ -178,14 +181,14 @@ def heatmap(
         title: What it shows.
         x, y: Axes.
         xs, ys: Edges of the cells, one more than there are; ascending.
-        levels: Of each row (y) and column (x), an index into `names`; None: nothing is known.
-        names: Of the levels, for the legend.
+        levels: Of each row (y) and column (x), a level: 0 below the first bound, ...; None: nothing is known.
+        bounds: Between the levels, as text for the legend.
         prefix: Of the style sheet's classes of the levels: ``q0``, ``q1``, ...
         description: For who does not see it.
         faint: Cells to draw faint.
     """
-    across = Scale(xs[0], xs[-1], _LEFT, WIDTH - _RIGHT, x.log)
     up = Scale(ys[0], ys[-1], HEIGHT - _BOTTOM, _TOP, y.log)
+    across = Scale(xs[0], xs[-1], _left(up), WIDTH - _RIGHT, x.log)
     right, above = [across(v) for v in xs], [up(v) for v in ys]
     paths: dict[str, list[str]] = {}
     for j, row in enumerate(levels):
@@ -200,11 +203,20 @@ def heatmap(
                 paths.setdefault(kind, []).append(f"M{right[first]:.1f} {low:.1f}H{right[last]:.1f}V{high:.1f}H{right[first]:.1f}z")
             first = last
     cells = [tag("path", class_=f"cell {kind}", d="".join(pieces)) for kind, pieces in sorted(paths.items())]
-    keys = []
-    for i, name in enumerate(names):
-        swatch = tag("path", class_=f"cell {prefix}{i}", d="M0 0H24V12H0z")
-        keys.append(tag("li", tag("svg", swatch, class_="plot key", viewBox="0 0 24 12", aria_hidden="true"), " ", name))
-    return figure(ident, title, description, join(cells, _frame(across, up, x, y)), tag("ul", keys, class_="legend"))
+    drawn = join(cells, _frame(across, up, x, y), _ramp(bounds, prefix, across.start))
+    return figure(ident, title, description, drawn, height=HEIGHT + _RAMP)
+
+
+def _ramp(bounds: Sequence[str], prefix: str, left: float | int) -> Html:
+    """The colours side by side, with what lies between them."""
+    size = (WIDTH - _RIGHT - left) / (len(bounds) + 1)
+    parts = []
+    for i in range(len(bounds) + 1):
+        x = left + i * size
+        parts.append(tag("rect", class_=f"cell {prefix}{i}", x=f"{x:.1f}", y=HEIGHT + 8, width=f"{size:.1f}", height=10))
+        if i:
+            parts.append(tag("text", bounds[i - 1], class_="tick", x=f"{x:.1f}", y=HEIGHT + 30, text_anchor="middle"))
+    return join(parts)
 
 
 def _kind(row: Sequence[int | None], j: int, i: int, faint: Sequence[Sequence[bool]], prefix: str) -> str:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+# A unit stays on the line of its number.
+SPACE = "\N{NO-BREAK SPACE}"
 MISSING, MINUS, TIMES = "\N{EN DASH}", "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 
 
@@ -19,7 +21,7 @@ def number(value: float | int | None, digits: int = 4) -> str:
         return MISSING
     if isinstance(value, int) or (value == int(value) and 1000 <= abs(value) < 1e6):
         return f"{int(value):,}".replace("-", MINUS)
-    text = f"{value:.{digits}g}"
+    text = f"{value:,.{digits}g}"
     if "e" in text:
         mantissa, exponent = text.split("e")
         text = f"{mantissa}e{int(exponent)}"
@@ -27,20 +29,30 @@ def number(value: float | int | None, digits: int = 4) -> str:
 
 
 def percent(value: float | int | None, sign: bool = True) -> str:
-    """A relative error: two decimals below 1, one below 10, none above.
+    """A relative error: three decimals below 0.1 %, two below 10 %, one below 100 %, none above.
 
     Example:
-        >>> percent(0.00194), percent(-0.1321), percent(0.42, sign=False), percent(None)
-        ('+0.19 %', '−13.2 %', '42 %', '–')
+        >>> [percent(x).replace(SPACE, " ") for x in (0.00194, -0.1321, 1.42, None)]
+        ['+0.19 %', '−13.2 %', '+142 %', '–']
     """
     if value is None or not math.isfinite(value):
         return MISSING
     size = abs(100 * value)
-    places = 2 if size < 9.995 else 1 if sign and size < 99.95 else 0
+    places = 3 if size < 0.0995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
     text = f"{100 * value:{'+' if sign else ''},.{places}f}"
     if sign and float(text.replace(",", "")) == 0:
         text = text.lstrip("+-")
-    return f"{text.replace('-', MINUS)} %"
+    return f"{text.replace('-', MINUS)}{SPACE}%"
+
+
+def share(value: float | int) -> str:
+    """A share or a margin that was set, as it was set.
+
+    Example:
+        >>> [share(x).replace(SPACE, " ") for x in (0.01, -0.005)]
+        ['1 %', '−0.5 %']
+    """
+    return f"{100 * value:.4g}{SPACE}%".replace("-", MINUS)
 
 
 @dataclass(frozen=True)
@@ -84,8 +96,9 @@ def span(values: Sequence[float | int], log: bool = False, zero: bool = False, r
         low, high = math.log(low), math.log(high)
     if zero and not log:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= 1e-12 * max(abs(low), abs(high)):
-        more = 0.5 if log else 0.05 * abs(high) or 0.5
+    # What differs by rounding alone is one value.
+    if high - low <= (0.01 if log else 1e-3 * max(abs(low), abs(high))):
+        more = 0.2 if log else 0.02 * abs(high) or 0.5
         low, high = low - more, high + more
     else:
         low, high = low - room * (high - low) * (low != 0 or log), high + room * (high - low) * (high != 0 or log)
@@ -110,10 +123,11 @@ def ticks(low: float | int, high: float | int, log: bool = False, most: int = 6)
         else:
             every = -(-len(found) // most)
             return [float(f"{x:.3g}") for x in found if round(math.log10(x)) % every == 0]
-    raw = (high - low) / max(most - 1, 1)
-    size = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= raw * 0.9999)
-    count = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    size = 10.0 ** math.floor(math.log10(high - low) - 1)
+    for step in (m * size for m in (1, 2, 2.5, 5, 10, 20, 25, 50)):
+        count = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+        if len(count) <= most:
+            break
     return [float(f"{i * step:.12g}") for i in count]
 
 

@@ -47,7 +47,7 @@ def table(ident: str, caption: Any, columns: Sequence[Column], rows: Iterable[Se
     heads = [tag("th", c.title, scope="col", class_=_class(c)) for c in columns]
     body = [tag("tr", [_cell(cell, column, i == 0) for i, (cell, column) in enumerate(zip(row, columns, strict=True))]) for row in rows]
     inner = tag(
-        "table", tag("caption", caption, id=f"{ident}-caption"), tag("thead", tag("tr", heads)), tag("tbody", body),
+        "table", tag("caption", tag("span", caption), id=f"{ident}-caption"), tag("thead", tag("tr", heads)), tag("tbody", body),
         class_="sorts" if sorts and len(body) > 1 else None,
     )  # fmt: skip
     return tag("div", inner, class_="scroll", id=ident, role="region", aria_labelledby=f"{ident}-caption", tabindex="0")
