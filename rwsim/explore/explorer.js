@@ -1,5 +1,5 @@
 // The page: what is set, what follows from it, and how both are shown. Whatever comes from a link or the server goes to the page as text.
-(() => {
+const Explorer = (() => {
   const config = JSON.parse(document.getElementById("explore").textContent);
   const at = (id) => document.getElementById(id);
   const controls = new Map(config.controls.map((c) => [c.key, c]));
@@ -328,4 +328,6 @@
   linkSaid = restore(location.hash.slice(1));
   drawn = compute();
   redraw();
+  // For whoever wants the numbers behind the curves, from the browser's console.
+  return { drawn: () => drawn };
 })();

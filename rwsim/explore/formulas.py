@@ -106,10 +106,10 @@ def shapes() -> dict[str, str]:
 
 def common() -> dict[str, str]:
     """What is the same for every rule."""
-    pair = sp.symbols("own lagged shared past early late", real=True)
-    before, after, across, drift, past, own, node, rho = sp.symbols("before after across drift past own node rho", real=True)
+    own, lagged, shared, past_sq, early, late = pair = sp.symbols("own lagged shared past early late", real=True)
+    before, after, across, drift, past, node, rho = sp.symbols("before after across drift past node rho", real=True)
     return {
-        "product": function(pair, [equilibrium.sign_product(*pair, XP)]),
+        "product": function(pair, [equilibrium.sign_product(own, lagged, shared, past_sq, early, late, XP)]),
         "turned": function((before, after, across, drift), [schedule.turned(before, after, across, drift, XP)]),
         "gain": function((past, own, node), [schedule.sign_gain(past, own, node, XP)]),
         "beyond": function((rho,), [schedule.arcsine_beyond(rho, XP)]),

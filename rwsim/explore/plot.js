@@ -1,6 +1,6 @@
 // Figures as rwsim.page.chart draws them, redrawn in place: same field, same ticks, same classes.
 const Plot = (() => {
-  const WIDTH = 360, HEIGHT = 236, LEFT = 54, RIGHT = 10, TOP = 10, BOTTOM = 40;
+  const WIDTH = 360, HEIGHT = 236, RIGHT = 10, TOP = 10, BOTTOM = 40;
   const MINUS = "\u2212", SUPERSCRIPT = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
   const short = (x, digits) => Number(x.toPrecision(digits));
 
@@ -10,8 +10,9 @@ const Plot = (() => {
     let low = known.reduce((a, b) => Math.min(a, b)), high = known.reduce((a, b) => Math.max(a, b));
     if (log) [low, high] = [Math.log(low), Math.log(high)];
     const room = 0.05;
-    if (high - low <= 1e-12 * Math.max(Math.abs(low), Math.abs(high))) {
-      const more = log ? 0.5 : 0.05 * Math.abs(high) || 0.5;
+    // What differs by rounding alone is one value.
+    if (high - low <= (log ? 0.01 : 1e-3 * Math.max(Math.abs(low), Math.abs(high)))) {
+      const more = log ? 0.2 : 0.02 * Math.abs(high) || 0.5;
       [low, high] = [low - more, high + more];
     } else {
       const wide = high - low;
@@ -41,9 +42,14 @@ const Plot = (() => {
       }
       if (found.length >= 2) return found.map((x) => short(x, 3));
     }
-    const raw = (high - low) / Math.max(most - 1, 1), size = Math.pow(10, Math.floor(Math.log10(raw)));
-    const step = [1, 2, 2.5, 5, 10].map((m) => m * size).find((s) => s >= raw * 0.9999), found = [];
-    for (let i = Math.ceil(low / step - 1e-9); i <= Math.floor(high / step + 1e-9); i++) found.push(short(i * step, 12));
+    const size = Math.pow(10, Math.floor(Math.log10(high - low) - 1));
+    let found = [];
+    for (const m of [1, 2, 2.5, 5, 10, 20, 25, 50]) {
+      const step = m * size;
+      found = [];
+      for (let i = Math.ceil(low / step - 1e-9); i <= Math.floor(high / step + 1e-9); i++) found.push(short(i * step, 12));
+      if (found.length <= most) break;
+    }
     return found;
   }
 
@@ -72,13 +78,13 @@ const Plot = (() => {
     }
     return String(short(x, digits)).replace("-", MINUS);
   }
-  // A relative error: two decimals below ten percent, one below a hundred, none above.
+  // A relative error: three decimals below 0.1 %, two below 10 %, one below 100 %, none above.
   function percent(x) {
     if (!Number.isFinite(x)) return "–";
-    const size = Math.abs(100 * x), text = (100 * x).toFixed(size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
-    if (Number(text) === 0) return `${text.replace("-", "")} %`;
+    const size = Math.abs(100 * x), text = (100 * x).toFixed(size < 0.0995 ? 3 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
+    if (Number(text) === 0) return `${text.replace("-", "")}\u00a0%`;
     const [whole, rest] = text.replace("-", "").split(".");
-    return `${x < 0 ? MINUS : "+"}${whole.replace(/\B(?=(\d{3})+$)/g, ",")}${rest ? `.${rest}` : ""} %`;
+    return `${x < 0 ? MINUS : "+"}${whole.replace(/\B(?=(\d{3})+$)/g, ",")}${rest ? `.${rest}` : ""}\u00a0%`;
   }
 
   const element = (name, attributes, text) => {
@@ -96,10 +102,12 @@ const Plot = (() => {
   // Draw into a <g>: series of {style, x, y, kind: line | dots, error}, axes {label, log, of: values that it must hold, else all}, `here`: a place on x to mark.
   function draw(group, series, xAxis, yAxis, here) {
     const reach = series.flatMap((s) => s.y.flatMap((v, i) => (s.error ? [v - s.error[i], v, v + s.error[i]] : [v])));
-    const xs = scale(...(xAxis.ends || span(series.flatMap((s) => s.x), xAxis.log)), LEFT, WIDTH - RIGHT, xAxis.log);
     const ys = scale(...span(yAxis.of || reach, yAxis.log), HEIGHT - BOTTOM, TOP, yAxis.log), bottom = HEIGHT - BOTTOM, parts = [];
-    const yTicks = ticks(ys.low, ys.high, yAxis.log, 6), xTicks = ticks(xs.low, xs.high, xAxis.log, 5);
-    const yTexts = tickTexts(yTicks), xTexts = tickTexts(xTicks);
+    const yTicks = ticks(ys.low, ys.high, yAxis.log, 6), yTexts = tickTexts(yTicks);
+    // Room for the widest tick, and the label.
+    const LEFT = 26 + 6.2 * Math.max(0, ...yTexts.map((said) => said.length));
+    const xs = scale(...(xAxis.ends || span(series.flatMap((s) => s.x), xAxis.log)), LEFT, WIDTH - RIGHT, xAxis.log);
+    const xTicks = ticks(xs.low, xs.high, xAxis.log, 5), xTexts = tickTexts(xTicks);
     yTicks.forEach((v, i) => {
       const y = ys.to(v).toFixed(1);
       parts.push(element("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y }));

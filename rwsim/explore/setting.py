@@ -98,7 +98,7 @@ def paper_values(name: str) -> dict[str, float]:
     _, scale, hyper = next(case for case in PAPER_CASES if case[0] == name)
     values = RULES[name](**hyper).values
     flat = {f"{k}_{i + 1}": x for k, v in vars(values).items() if isinstance(v, tuple) for i, x in enumerate(v)}
-    return {key: flat.get(key, getattr(values, key, None)) for key in keys(RULES[name])} | {"loss_scale": scale}
+    return {key: flat[key] if key in flat else getattr(values, key) for key in keys(RULES[name])} | {"loss_scale": scale}
 
 
 @dataclass(frozen=True)

@@ -124,11 +124,11 @@ def _equilibrium(setting: Setting, walk: Any, path: Any, law: Any) -> tuple[dict
     found = {}
     for quantity in QUANTITIES:
         known = estimate(kept.statistic(quantity)[:, 0])
-        mean, error = known.mean, known.mcse
+        mean, mcse = known.mean, known.mcse
         if quantity != "rotation":  # a root of a mean square
             mean = math.sqrt(mean)
-            error = error / (2 * mean) if mean else math.nan
-        if not (math.isfinite(mean) and math.isfinite(error)):
+            mcse = mcse / (2 * mean) if mean else math.nan
+        if not (math.isfinite(mean) and math.isfinite(mcse)):
             return None, "too few windows for an error bar"
-        found[quantity] = [mean, error]
+        found[quantity] = [mean, mcse]
     return found, ""
