@@ -83,7 +83,7 @@ const Explorer = (() => {
         continue;
       }
       const c = controls.get(key), value = /^[-+0-9.eE]{1,30}$/.test(given) ? Number(given) : NaN, why = problem(c, value);
-      if (why) wrong.push(`The link’s ${quoted(given)} was not taken: ${why}`);
+      if (why) wrong.push(`The link’s ${key}, ${quoted(given)}, was not taken: ${why}`);
       else home(key)[key] = value;
     }
     return wrong;

@@ -9,7 +9,7 @@ from sympy.printing.mathml import MathMLPresentationPrinter
 
 from rwsim.explore.formulas import time_constant
 from rwsim.optimizers import RULES
-from rwsim.page.html import Html, join, tag
+from rwsim.page.html import Html, tag
 from rwsim.theory import paper
 from rwsim.theory import symbols as sym
 from rwsim.theory.arcsine import sign_moments
@@ -27,7 +27,7 @@ def _square(of: str) -> str:
     return f"<msup>{of}<mn>2</mn></msup>"
 
 
-_TILDE = "<mover><mi>g</mi><mo>~</mo></mover>"
+_TILDE = "<mi>g&#x303;</mi>"
 _TILDE_SQ = f"<msubsup>{_TILDE}<mi>c</mi><mn>2</mn></msubsup>"
 # A weight and the one after the next step.
 _BOTH = "<msub><mi>ω</mi><mi>c</mi></msub><msubsup><mi>ω</mi><mi>c</mi><mo>&#x2032;</mo></msubsup>"
@@ -62,7 +62,7 @@ def math(expression: sp.Expr) -> str:
 
     Example:
         >>> math(sym.eta * sym.lam)
-        '<mrow><mi>&#x3B7;</mi><mo>&InvisibleTimes;</mo><mi>&#x3BB;</mi></mrow>'
+        '<mrow><mi>&#951;</mi><mo>&InvisibleTimes;</mo><mi>&#955;</mi></mrow>'
     """
     text = _Printer().doprint(expression)
     return re.sub(r"<mi>@(\w+)@</mi>", lambda found: _SET[found[1]], text)
@@ -129,8 +129,6 @@ def rule_formulas(name: str) -> Html:
             of_weight, of_grad = square(rule)
             derived.append(_equation(_square("<mi>D</mi>"), of_grad * sym.grad_sq + of_weight * _omega_sq))
             said += " and D the normalizer, the root of its second-moment average"
-    return join(
-        tag("h3", "Paper, Table 1"), printed, tag("h3", "Exact"),
-        tag("p", _EXACT, said, "."), derived,
-        tag("h3", "Steps in which ‖ω‖² forgets its start"), _equation("<mi>τ</mi>", time_constant(rule)),
-    )  # fmt: skip
+    forgets = [tag("h3", "Steps in which ‖ω‖² forgets its start"), _equation("<mi>τ</mi>", time_constant(rule))]
+    exact = [tag("h3", "Exact"), tag("p", _EXACT, said, "."), derived]
+    return tag("div", tag("div", tag("h3", "Paper, Table 1"), printed, forgets), tag("div", exact), class_="forms")

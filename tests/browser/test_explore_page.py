@@ -113,7 +113,8 @@ def test_sliders_change_the_curves(static, visit):
     assert page.get_attribute("#lr-slider", "aria-valuetext") == page.input_value("#lr")
     # The last point of the path lies where the axis' ticks say that its value is.
     ticks = page.evaluate(
-        "[...document.querySelectorAll('#plot-norm text.tick')].filter((t) => t.getAttribute('text-anchor') === 'end' && +t.getAttribute('x') < 100)"
+        "[...document.querySelectorAll('#plot-norm text.tick')]"
+        ".filter((t) => t.getAttribute('text-anchor') === 'end' && +t.getAttribute('x') < 100)"
         ".map((t) => [Number(t.textContent.replace(',', '')), Number(t.getAttribute('y')) - 3.5])"
     )
     place = float(re.findall(r"[-0-9.]+", page.get_attribute("#plot-norm .line.path", "d"))[-1])
@@ -279,7 +280,8 @@ def test_values_that_cannot_be_are_refused_in_words(static, visit):
     page = seen.page
     before = drawn(page)
     for key, value, said in (
-        ("lr", "-1", "must lie in [0,"), ("lr", "", "must be a number"), ("betas_1", "1", "must lie in [0,"), ("batch", "3", "infinite below 4"),
+        ("lr", "-1", "must lie in [0,"), ("lr", "", "must be a number"), ("betas_1", "1", "must lie in [0,"),
+        ("batch", "3", "infinite below 4"),
         ("fan_in", "1.5", "must"), ("fan_in", "10.5", "whole number"), ("steps", "1e12", "must lie in [1,"),
     ):  # fmt: skip
         page.fill(f"#{key}", value)
