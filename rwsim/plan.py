@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import torch
 
 # In equilibrium: the norm within this of its equilibrium value, for this share of the run at least (a warmup passes through).
-_NEAR, _LONG = 0.1, 0.02
+NEAR, LONG = 0.1, 0.02
 # Steps with less than this share of the peak learning rate say nothing of what was intended.
-_LIVE = 0.01
+LIVE = 0.01
 # Rotation that is off by more than this is worth a warning.
 _OFF = 0.2
 # Where Table 1's norm or rotation at the peak is off by more, the paper's reading of the hyperparameters fails.
@@ -83,7 +83,7 @@ class LayerPlan:
     @property
     def live(self) -> NDArray[np.bool_]:
         """Steps at which the learning rate says what was intended."""
-        return (self.lr >= _LIVE * self.lr.max()) & (self.lr > 0)
+        return (self.lr >= LIVE * self.lr.max()) & (self.lr > 0)
 
 
 @dataclass(frozen=True)
@@ -288,11 +288,11 @@ def _layer_plan(name: str, rule: UpdateRule, law: GradientLaw, norm: float, fact
     path = expected_path(rule, law, steps, factors, norm**2 / law.fan_in)
     lr = np.broadcast_to(np.asarray(factors.get("lr", 1.0)) * rule.values.lr, steps)
     peak = int(np.argmax(lr))
-    live = (lr >= _LIVE * lr.max()) & (lr > 0)
+    live = (lr >= LIVE * lr.max()) & (lr > 0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        near = np.abs(path.norm / path.equilibrium_norm - 1) <= _NEAR
+        near = np.abs(path.norm / path.equilibrium_norm - 1) <= NEAR
         ratio = path.rotation / path.equilibrium_rotation
-    reached, left, share = _stay(near, live, max(1, math.ceil(_LONG * steps)))
+    reached, left, share = _stay(near, live, max(1, math.ceil(LONG * steps)))
     before = live.copy()
     before[: min(10, steps - 1)] = False  # momentum fills up
     if reached is not None:

@@ -32,6 +32,7 @@ LAYERS = (
     "tables",
     "plots",
     "page",
+    "explore",
     "report",
     "cli",
 )

@@ -9,7 +9,7 @@ from rwsim.optimizers import RULES, SGDM, AdamL2, AdamW, Lion
 from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.factors import SHAPES, schedule_factors, warmed_up
 from rwsim.theory.noise import IdealWalk
-from rwsim.theory.schedule import equilibria, expected_path, hyper_values
+from rwsim.theory.schedule import closed_path, equilibria, expected_path, hyper_values
 from rwsim.walk import blocked
 from rwsim.walk.job import Job
 from rwsim.walk.system import Layer
@@ -89,6 +89,39 @@ def test_every_rule_ends_in_its_equilibrium(name):
     assert path.rotation[-1] == pytest.approx(exact.rotation, rel=0.06)
     assert path.rms_update[-1] == pytest.approx(exact.rms_update, rel=0.03)
     assert path.equilibrium_norm == pytest.approx(np.full(700, exact.norm))
+
+
+SETTLING = {
+    "sgdm": (CASES["sgdm"], 1500),
+    "adamw": (AdamW(lr=1e-2, weight_decay=0.5, betas=(0.9, 0.99)), 1500),
+    "adam_l2": (AdamL2(lr=5e-3, weight_decay=1e-4, betas=(0.9, 0.99)), 5000),
+    "lion": (CASES["lion"], 1500),
+}
+
+
+@pytest.mark.parametrize("name", SETTLING)
+def test_the_closure_ends_in_the_exact_form(name):
+    """And is the expected path but for what fluctuates: within two percent early, one late."""
+    (rule, steps), law = SETTLING[name], Layer.draw(128, 1, gamma="uniform").law("marginal")
+    norm, rotation = closed_path(rule, law, steps, {}, 1 / 384)
+    path, exact = expected_path(rule, law, steps, {}, 1 / 384), predict_equilibrium(rule, law).exact
+    assert norm == pytest.approx(path.norm, rel=0.02) and norm[50:] == pytest.approx(path.norm[50:], rel=0.01)
+    assert rotation == pytest.approx(path.rotation, rel=0.02) and rotation[50:] == pytest.approx(path.rotation[50:], rel=0.01)
+    assert (norm[-1], rotation[-1]) == pytest.approx((exact.norm, exact.rotation), rel=1e-3)
+
+
+def test_the_closure_of_several_coordinates():
+    """Of 16 coordinates of almost one gamma it is that of one, in arrays; of unlike ones it ends in their exact form."""
+    rule = AdamL2(lr=5e-3, weight_decay=0.01, betas=(0.9, 0.95))
+    even, uneven, unlike = (
+        Layer(gamma, np.ones(1)).law("marginal") for gamma in (np.ones(16), np.linspace(0.999, 1.001, 16), np.linspace(0.5, 2, 16))
+    )
+    assert closed_path(rule, uneven, 200, {}, 1 / 48) == pytest.approx(np.array(closed_path(rule, even, 200, {}, 1 / 48)), rel=1e-3)
+    norm, rotation = closed_path(rule, unlike, 8000, {}, 1 / 48)
+    exact = predict_equilibrium(rule, unlike).exact
+    assert (norm[-1], rotation[-1]) == pytest.approx((exact.norm, exact.rotation), rel=2e-3)
+    with pytest.raises(InvalidArgument, match="start_sq"):
+        closed_path(rule, even, 10, {}, 0.0)
 
 
 def test_arrays_of_coordinates_and_numbers_are_one_path():

@@ -11,6 +11,7 @@ from rwsim.cli.audit import audit
 from rwsim.cli.convert import convert
 from rwsim.cli.derive import derive
 from rwsim.cli.experiment import experiment
+from rwsim.cli.explore import explore
 from rwsim.cli.export import export, verify
 from rwsim.cli.plan import plan
 from rwsim.cli.report import report
@@ -34,7 +35,7 @@ app = App(
     name="rwsim", version=__version__, help="A random-walk laboratory for optimizers with weight decay.",
     print_error=False, exit_on_error=False, suppress_keyboard_interrupt=False, result_action="return_value",
 )  # fmt: skip
-for command in (validate, derive, sweep, plan, convert, audit, export, verify, experiment, report):
+for command in (validate, derive, sweep, plan, convert, audit, export, verify, experiment, report, explore):
     app.command(command)
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Equilibrium, spread E w_c^2, its gradient's E g_c^2, E||omega||^2 of the linearized recurrence, normalizer.
 _Solution = tuple["Equilibrium", Array, Array, float, Array | None]
 # Autocovariances are summed until the kernel has fallen by this factor; what is cut is below it in relative terms.
-_KERNEL_TAIL = 1e-12
+KERNEL_TAIL = 1e-12
 # Lags whose arcsines (one for each pair of gradient lengths) are held at a time.
 _LAGS = 4096
 # Newton's method for the normalizer of one coordinate stops at this relative step; what is left is of the order of its square.
@@ -39,7 +39,7 @@ _ROOT_STEPS = 200
 # Configs whose coordinates are held at a time: some arrays of 1 MiB at C = 128.
 _TOGETHER = 1024
 # What Table 1's columns hang on besides hyperparameters.
-_PAPER = (sym.C, paper.grad_norm_sq, paper.unit_grad_norm_sq, paper.unit_grad_l1)
+PAPER = (sym.C, paper.grad_norm_sq, paper.unit_grad_norm_sq, paper.unit_grad_l1)
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def _alike(kind: type[UpdateRule], flat: Sequence[Sequence[float]]) -> NDArray[n
         return np.zeros(len(flat), bool)
     if response.square is None:
         return np.full(len(flat), response.direction == "sign")
-    weight_part, slope = numeric(kind, (square(kind)[0], _forms(kind).slope), (sym.normalizer,))(*_columns(flat), 1.0)
+    weight_part, slope = numeric(kind, (square(kind)[0], forms_of(kind).slope), (sym.normalizer,))(*_columns(flat), 1.0)
     return np.broadcast_to((np.asarray(weight_part) == 0) & (np.asarray(slope) == -2), (len(flat), 1))[:, 0]
 
 
@@ -202,11 +202,11 @@ def _at_once(
     members = np.flatnonzero(alike & free)
     if not len(members):
         return done
-    forms, column = _forms(kind), paper.TABLE_1.get(kind.name)
+    forms, column = forms_of(kind), paper.TABLE_1.get(kind.name)
     scales = numeric(kind, (forms.weight[0], forms.turn[0], forms.update[0], square(kind)[1]), ())
     weight = numeric(kind, (forms.weight[1],), (sym.normalizer,))
     rest = numeric(kind, (forms.turn[1], forms.update[1]), (sym.normalizer,))
-    conditions = numeric(kind, _stability(kind), (sym.normalizer,))
+    conditions = numeric(kind, stability(kind), (sym.normalizer,))
     start = first.second_moment(first.own_spread)
     for begin in range(0, len(members), _TOGETHER):
         some = members[begin : begin + _TOGETHER]
@@ -223,7 +223,7 @@ def _at_once(
             found = weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), (grad_sq * (update_scale * update)).sum(-1)
             printed: tuple[Array, ...] = ()
             if column is not None:  # without the gradient's moments, or the configs were not alike
-                given = numeric(kind, (column.norm, column.rotation, column.rms_update), _PAPER)(*columns, law.fan_in, *[math.nan] * 3)
+                given = numeric(kind, (column.norm, column.rotation, column.rms_update), PAPER)(*columns, law.fan_in, *[math.nan] * 3)
                 norm, angle, update_rms = (np.broadcast_to(np.asarray(x, dtype=float), (len(some), 1))[:, 0] for x in given)
                 printed = norm**2, angle, update_rms**2
         for whole, parts in ((exact, found), (table, printed)):
@@ -286,7 +286,7 @@ def unstable(rule: UpdateRule) -> NoEquilibrium:
 
 
 @dataclass(frozen=True)
-class _Forms:
+class Forms:
     """Per coordinate: a factor of hyperparameters alone and one that depends on the normalizer D.
 
     Attributes:
@@ -303,7 +303,7 @@ class _Forms:
 
 
 @cached
-def _forms(rule: type[UpdateRule]) -> _Forms:
+def forms_of(rule: type[UpdateRule]) -> Forms:
     moments, root = stationary_moments(rule), sym.normalizer
     weight, turn, update = (
         sp.factor(form.subs(sym.grad_sq, 1)).as_independent(root, as_Add=False)
@@ -311,7 +311,7 @@ def _forms(rule: type[UpdateRule]) -> _Forms:
     )
     slope = sp.factor(root * sp.diff(weight[1], root) / weight[1])
     weight, turn, update = ((scale, _collected(shape)) for scale, shape in (weight, turn, update))
-    return _Forms(weight, turn, update, _collected(slope))
+    return Forms(weight, turn, update, _collected(slope))
 
 
 def _collected(form: sp.Expr) -> sp.Expr:
@@ -320,7 +320,7 @@ def _collected(form: sp.Expr) -> sp.Expr:
 
 
 @cached
-def _stability(rule: type[UpdateRule]) -> tuple[sp.Expr, ...]:
+def stability(rule: type[UpdateRule]) -> tuple[sp.Expr, ...]:
     """Coefficients, highest first, of the characteristic polynomial of the transition in w, z = (1 + w)/(1 - w): |z| < 1 is
     Re w < 0. Symbolic, since lr times decay would drown in the rounding of 1 - lr decay."""
     transition = settled(rule).transition
@@ -343,7 +343,7 @@ def square(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr]:
 @cached
 def _bends(rule: type[UpdateRule]) -> bool:
     """Whether stability depends on the normalizer."""
-    return any(c.has(sym.normalizer) for c in _stability(rule))
+    return any(c.has(sym.normalizer) for c in stability(rule))
 
 
 def _stable(coefficients: list[Any]) -> Any:
@@ -367,10 +367,10 @@ class Closure:
     def __init__(self, rule: UpdateRule) -> None:
         self.rule, self._kind, self._hyper = rule, type(rule), sym.flat(rule.values)
         self.normalized = settled(self._kind).square is not None
-        forms = _forms(self._kind)
+        forms = forms_of(self._kind)
         self._weight_scale, self._turn_scale, self._update_scale = self._numbers(forms.weight[0], forms.turn[0], forms.update[0])
         self._weight = numeric(self._kind, (forms.weight[1], forms.slope), (sym.normalizer,))
-        self._conditions = numeric(self._kind, _stability(self._kind), (sym.normalizer,))
+        self._conditions = numeric(self._kind, stability(self._kind), (sym.normalizer,))
         self._rest = numeric(self._kind, (forms.turn[1], forms.update[1]), (sym.normalizer,))
         shares: list[Any] = self._numbers(*square(self._kind)) if self.normalized else [0.0, 0.0]
         self._weight_part, self._grad_part = shares
@@ -497,7 +497,7 @@ def _sign_autocovariance(entries: tuple[float, ...], n: int, nodes: tuple[float,
     transition = np.array(entries[: n * n]).reshape(n, n)
     drive, row = np.array(entries[n * n : n * n + n]), np.array(entries[n * n + n : n * n + 2 * n])
     radius = max(abs(np.linalg.eigvals(transition)))
-    length = 2 if radius == 0 else max(2, math.ceil(math.log(_KERNEL_TAIL) / math.log(radius)))
+    length = 2 if radius == 0 else max(2, math.ceil(math.log(KERNEL_TAIL) / math.log(radius)))
     kernel = responses(row, transition, drive, entries[-1], length)  # of g_{t-j} in n_t
     past = np.append(autocorrelation(kernel[1:]), 0.0)  # sum_{j>=1} a_j a_{j+k} at k = 0, 1, ...
     early, late = np.array(nodes)[:, None, None], np.array(nodes)[None, :, None]
@@ -506,11 +506,33 @@ def _sign_autocovariance(entries: tuple[float, ...], n: int, nodes: tuple[float,
     for first in range(0, length, _LAGS):
         lags = slice(first, first + _LAGS)
         lagged, shared = kernel[1:][lags], past[1:][lags]
-        covariance = own * lagged * early + shared
-        deviation = np.sqrt((own**2 * early + past[0]) * (own**2 * late + past[0] + lagged**2 * (early - 1)))
-        arcsine = 2 / math.pi * np.arcsin(np.clip(covariance / deviation, -1.0, 1.0))
+        arcsine = sign_product(own, lagged, shared, past[0], early, late, np)
         averaged[lags] = np.einsum("i,j,ijk->k", weights, weights, arcsine)
     return averaged, 2 / math.pi * (own * kernel[1:] + past[1:]) / (own**2 + past[0])
+
+
+def sign_product(own: Any, lagged: Any, shared: Any, past: Any, early: Any, late: Any, xp: Any) -> Any:
+    """E[sign(n_t) sign(n_{t+k})] given the squared lengths of the gradients of both steps, the others at their mean.
+
+    Args:
+        own: Kernel of the step's own gradient in n.
+        lagged: Kernel at lag k.
+        shared: sum_{j>=1} a_j a_{j+k} of the kernel.
+        past: The same at k = 0.
+        early: Squared length of g_t over its mean.
+        late: Squared length of g_{t+k} over its mean.
+        xp: Supplies sqrt, arcsin, clip and pi: numpy, or the same on symbols.
+    """
+    covariance = own * lagged * early + shared
+    deviation = xp.sqrt((own**2 * early + past) * (own**2 * late + past + lagged**2 * (early - 1)))
+    return 2 / xp.pi * xp.arcsin(xp.clip(covariance / deviation, -1.0, 1.0))
+
+
+def summed_closure(decay: Any, past: Any) -> tuple[Any, Any]:
+    """`sign_closure` from past = sum_{k>=1} (1 - decay)^(k-1) gamma_k; numbers, arrays and symbols alike."""
+    keep = 1 - decay
+    whole = 1 + 2 * keep * past
+    return whole / (decay * (2 - decay)), decay * (1 - decay * past) / whole
 
 
 def sign_closure(decay: Any, gamma: Array) -> tuple[Array, Array]:
@@ -525,10 +547,9 @@ def sign_closure(decay: Any, gamma: Array) -> tuple[Array, Array]:
         (array(1.33333333), array(0.5))
     """
     decay = np.asarray(decay, dtype=float)
-    keep = 1 - decay
-    past = keep[..., None] ** np.arange(len(gamma)) @ gamma
-    whole = 1 + 2 * keep * past
-    return np.asarray(whole / (decay * (2 - decay))), np.asarray(decay * (1 - decay * past) / whole)
+    past = (1 - decay)[..., None] ** np.arange(len(gamma)) @ gamma
+    relative, turn = summed_closure(decay, past)
+    return np.asarray(relative), np.asarray(turn)
 
 
 def _sign(rule: UpdateRule, law: GradientLaw) -> _Solution:
@@ -561,7 +582,7 @@ def _paper(rule: UpdateRule, law: GradientLaw, spread: Array, moment: Array) -> 
     if column is None:
         return None
     unit_moment = moment * spread.sum(-1, keepdims=True)
-    forms = numeric(type(rule), (column.norm, column.rotation, column.rms_update), _PAPER)
+    forms = numeric(type(rule), (column.norm, column.rotation, column.rms_update), PAPER)
 
     def evaluate(unit_moment: Array) -> list[Array]:
         arguments = (law.fan_in, moment.sum(-1), unit_moment.sum(-1), np.sqrt(unit_moment).sum(-1))

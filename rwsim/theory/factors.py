@@ -1,5 +1,8 @@
 """Learning rate schedules by name, as factors over the steps: one home for sweeps, plans and tests."""
 
+import math
+from typing import Any
+
 import numpy as np
 
 from rwsim.errors import InvalidArgument
@@ -47,11 +50,28 @@ def schedule_factors(name: str, steps: int) -> Array | None:
 def warmed_up(shape: str, warm: int, steps: int) -> Array:
     """A shape of `SHAPES` behind a linear warmup of `warm` < steps steps."""
     rest = np.arange(steps - warm) / max(1, steps - warm)
-    decay = {
-        "constant": np.ones_like(rest),
-        "linear": 1 - rest,
-        "cosine": (1 + np.cos(np.pi * rest)) / 2,
-        "wsd": np.minimum(1, (1 - rest) / _WSD_DECAY),
-        "step": np.prod([np.where(rest >= drop, 0.1, 1.0) for drop in _STEP_DROPS], axis=0),
-    }[shape]
-    return np.concatenate([np.arange(1, warm + 1) / max(1, warm), decay])
+    return np.concatenate([ramp(np.arange(warm), max(1, warm)), np.broadcast_to(factor(shape, rest, np), rest.shape)])
+
+
+def ramp(step: Any, warm: Any) -> Any:
+    """Factor of a linear warmup at its steps 0 ... warm - 1; numbers, arrays and symbols alike."""
+    return (step + 1) / warm
+
+
+def factor(shape: str, rest: Any, xp: Any) -> Any:
+    """A shape of `SHAPES` where the share `rest` of the run is over.
+
+    Args:
+        shape: Its name.
+        rest: In [0, 1); a number, an array or a symbol.
+        xp: Supplies cos, pi, minimum and where: numpy, or the same on symbols.
+    """
+    if shape == "constant":
+        return 1.0
+    if shape == "linear":
+        return 1 - rest
+    if shape == "cosine":
+        return (1 + xp.cos(xp.pi * rest)) / 2
+    if shape == "wsd":
+        return xp.minimum(1, (1 - rest) / _WSD_DECAY)
+    return math.prod(xp.where(rest >= drop, 0.1, 1.0) for drop in _STEP_DROPS)

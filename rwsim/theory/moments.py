@@ -108,8 +108,8 @@ def _linear(rule: str, name: str, expr: sp.Expr, variables: list[sp.Symbol]) -> 
     """Coefficients of an expression that must be linear and homogeneous in `variables`."""
     expanded = sp.expand(expr)
     coefficients = [sp.simplify(sp.diff(expanded, v)) for v in variables]
-    rest = sp.simplify(expanded - sum(c * v for c, v in zip(coefficients, variables, strict=True)))
-    if rest != 0 or any(c.has(*variables) for c in coefficients):
+    rest = sp.expand(expanded - sum(c * v for c, v in zip(coefficients, variables, strict=True)))
+    if sp.simplify(rest) != 0 or any(c.has(*variables) for c in coefficients):
         raise UnsupportedRule(rule, f"`{name}` is not linear in the gradient and the buffers")
     return coefficients
 

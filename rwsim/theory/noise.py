@@ -8,7 +8,7 @@ Axes here are (neuron, dim) without time and config; an axis of length 1 broadca
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,8 +105,7 @@ class ToySystem:
     @property
     def scale_sq(self) -> Array:
         """gamma_out^2 s^2 B (B-2)/(B-3), shape (neuron, 1): E||g||^2 ||w~||^2 / (gamma_in-weighted dimension)."""
-        s = self.loss_scale / (self.neurons * self.batch)
-        return (self.gamma_out * s) ** 2 * self.batch * (self.batch - 2) / (self.batch - 3)
+        return output_scale_sq(self.gamma_out, self.loss_scale, self.neurons, self.batch)
 
     def second_moment(self, spread: Array) -> Array:
         """E g_c^2 with w_c^2 at its mean `spread` (E w_c^2), shape (neuron, dim)."""
@@ -116,7 +115,7 @@ class ToySystem:
         scaled = self.gamma_sq * spread
         effective = scaled.sum(-1, keepdims=True)
         share = scaled / effective
-        return self._numerator * (1 - share) / effective, share
+        return coordinate_moment(self._numerator, share, effective), share
 
     @cached_property
     def own_spread(self) -> Array:
@@ -190,11 +189,34 @@ def _exp(move: Array) -> Array:
 @cached
 def _length_squared(batch: int, nodes: int) -> tuple[Array, Array]:
     """chi2_{B-2} / (chi2_{B-2} + chi2_{B-1}) is Beta((B-2)/2, (B-1)/2), whose Gauss rule is Gauss-Jacobi."""
+    x, weights = roots_jacobi(nodes, *jacobi_exponents(batch))
+    return length_sq_at(x, batch), weights / weights.sum()
+
+
+# The law's formulas by themselves: numbers, arrays and symbols alike.
+
+
+def output_scale_sq(gamma_out: Any, loss_scale: Any, neurons: Any, batch: Any) -> Any:
+    """gamma_out^2 s^2 B (B-2)/(B-3), s = loss_scale / (K B)."""
+    s = loss_scale / (neurons * batch)
+    return (gamma_out * s) ** 2 * batch * (batch - 2) / (batch - 3)
+
+
+def coordinate_moment(numerator: Any, share: Any, effective: Any) -> Any:
+    """E g_c^2 from gamma_in,c^2 times `output_scale_sq`, the share w~_c^2/||w~||^2 and ||w~||^2."""
+    return numerator * (1 - share) / effective
+
+
+def jacobi_exponents(batch: Any) -> tuple[Any, Any]:
+    """Exponents of 1 - x and 1 + x in the weight of `length_sq_at`'s rule."""
     a, b = (batch - 2) / 2, (batch - 1) / 2
-    x, weights = roots_jacobi(nodes, b - 1, a - 1)
-    ratio = (1 + x) / (1 - x)
-    # Its mean is (B-2)/(B-3), exactly; the rule itself is exact for polynomials in the beta variable only.
-    return ratio * (batch - 3) / (batch - 2), weights / weights.sum()
+    return b - 1, a - 1
+
+
+def length_sq_at(x: Any, batch: Any) -> Any:
+    """||g||^2 / E||g||^2 at a node x in (-1, 1)."""
+    # The ratio's mean is (B-2)/(B-3), exactly; the rule itself is exact for polynomials in the beta variable only.
+    return (1 + x) / (1 - x) * (batch - 3) / (batch - 2)
 
 
 GradientLaw = IdealWalk | ToySystem

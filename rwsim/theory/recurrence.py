@@ -25,10 +25,15 @@ _e_sq, _e_grad = sp.symbols("e_sq e_grad", nonnegative=True)
 
 
 class Compiled:
-    """Expressions as a function of numbers (fast) or of arrays, compiled when first asked for: that takes longer than many walks."""
+    """Expressions as a function of numbers (fast) or of arrays, worked out and compiled when first asked for: that takes longer than
+    many walks."""
 
-    def __init__(self, arguments: tuple[Any, ...], expressions: list[Any]) -> None:
-        self.arguments, self.expressions = arguments, expressions
+    def __init__(self, arguments: tuple[Any, ...], expressions: list[Any] | Callable[[], list[Any]]) -> None:
+        self.arguments, self._given = arguments, expressions
+
+    @cached_property
+    def expressions(self) -> list[Any]:
+        return self._given() if callable(self._given) else self._given
 
     @cached_property
     def numbers(self) -> Callable[..., list]:
@@ -57,6 +62,8 @@ class Recurrence:
             Cov(z' z'^T, v')/v', E[w w'], E of the squared gradient part, mu', P_g', Cov(z_g' z_g'^T, v')/v'.
         system: (hyper, t, D, gain, own gain) -> A and b, a sign replaced by its linear part.
         plain: (hyper, t, D, G, gain, own gain, P) -> P' at e = 0.
+        moved: Arguments of `plain` -> E of the squared part of w's step that is orthogonal to w, E of w times the step, and of w
+            times what the buffers add to it; free of the cancellation of their parts.
         plain_normalizer: (hyper, t, G, v, P) -> v', D.
         separate: Whether the gradient part needs buffers of its own, which have seen gradients only.
     """
@@ -68,6 +75,7 @@ class Recurrence:
     step: Compiled
     system: Compiled
     plain: Compiled
+    moved: Compiled
     plain_normalizer: Compiled | None
     separate: bool
 
@@ -133,6 +141,7 @@ def recurrence(rule: type[UpdateRule]) -> Recurrence:
     response = linear_response(rule)
     n = len(response.states)
     hyper, grad = sym.flat(sym.hyper_symbols(rule)), sym.grad_sq
+    known = (*hyper, sym.t, sym.normalizer)
     p, pe, pg, pge = (symmetric(name, n) for name in ("P", "E", "Q", "F"))
     mu, ge = (sp.Matrix(sp.symbols(f"{name}_:{n}")) for name in ("mu", "ge"))
     a, b, white, argument = response.transition, response.drive, sp.zeros(n, n), None
@@ -141,23 +150,30 @@ def recurrence(rule: type[UpdateRule]) -> Recurrence:
         a, b, past = a + drive * h * gain, b + drive * k * own_gain, (h * p * h.T)[0]
         white = drive * drive.T * (1 - gain**2 * past - own_gain**2 * k**2 * grad)
         argument = Compiled((*hyper, *listed(p)), [past, k, *h, drive[0]])
-    new, with_e = _moments(a, b, p, pe, ge)
-    (a0, a1, a2), b1 = _in_e(a), _in_e(b)[1]
-    lagged = (a0 * p + a1 * pe + a2 * p * _e_sq / 2 + b1 * ge.T)[0, 0]
-    ag, bg = (m.subs(sym.lam, 0) for m in (a, b))
-    ag[:, 0] = sp.zeros(n, 1)
     separate = not response.decoupled
-    new_g, with_eg = _moments(ag, bg, pg, pge, sp.zeros(n, 1)) if separate else _moments(ag, bg, p, pe, ge)
-    update_sq = new_g[0, 0] if response.argument is None else response.sign_drive[0] ** 2
-    outputs = [*listed(new + white), *listed(with_e), lagged, update_sq, *((a0 + a2 * _e_sq / 2) * mu)]
-    outputs += [*listed(new_g), *listed(with_eg)] if separate else []
+
+    def outputs() -> list[Any]:
+        new, with_e = _moments(a, b, p, pe, ge)
+        (a0, a1, a2), b1 = _in_e(a), _in_e(b)[1]
+        lagged = (a0 * p + a1 * pe + a2 * p * _e_sq / 2 + b1 * ge.T)[0, 0]
+        ag, bg = (m.subs(sym.lam, 0) for m in (a, b))
+        ag[:, 0] = sp.zeros(n, 1)
+        new_g, with_eg = _moments(ag, bg, pg, pge, sp.zeros(n, 1)) if separate else _moments(ag, bg, p, pe, ge)
+        update_sq = new_g[0, 0] if response.argument is None else response.sign_drive[0] ** 2
+        found = [*listed(new + white), *listed(with_e), lagged, update_sq, *((a0 + a2 * _e_sq / 2) * mu)]
+        return [*found, *listed(new_g), *listed(with_eg)] if separate else found
+
     plain = listed(a * p * a.T + grad * b * b.T + white)
+    kept, row, with_w = sp.factor(a[0, 0] - 1), a[0, 1:], p[1:, 0]
+    along = (row * with_w)[0]
+    across = (row * (p[1:, 1:] - with_w * with_w.T / p[0, 0]) * row.T)[0] + grad * b[0] ** 2 + white[0, 0]
+    moved = [across, kept * p[0, 0] + along, along]
+    of_plain = (*known, grad, gain, own_gain, *listed(p))
     normalizer, plain_normalizer = (None, None) if response.square is None else _normalizer(response, hyper, p, mu)
-    known = (*hyper, sym.t, sym.normalizer)
     matrices = (*listed(p), *listed(pe), *listed(pg), *listed(pge))
     return Recurrence(
         n, tuple(combinations_with_replacement(range(n), 2)), normalizer, argument,
         Compiled((*known, grad, _e_sq, _e_grad, gain, own_gain, *mu, *ge, *matrices), outputs),
         Compiled((*known, gain, own_gain), [*a, *b]),
-        Compiled((*known, grad, gain, own_gain, *listed(p)), plain), plain_normalizer, separate,
+        Compiled(of_plain, plain), Compiled(of_plain, moved), plain_normalizer, separate,
     )  # fmt: skip

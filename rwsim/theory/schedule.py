@@ -30,7 +30,7 @@ from rwsim.theory.recurrence import Recurrence, recurrence
 from rwsim.theory.spread import Spread
 
 # Correlations below this are as good as linear under the arcsine (rho^2/6 < 0.05 %).
-_LINEAR = 0.05
+LINEAR = 0.05
 # Equilibria are computed at this many hyperparameters at most and interpolated between them, log against log.
 _EQUILIBRIA = 160
 # Classes of coordinates are joined when the relative variance of the normalizer's square is below this: what the expansion
@@ -110,12 +110,71 @@ def plain_norm(rule: UpdateRule, law: GradientLaw, steps: int, start_sq: float) 
         return np.sqrt(_iterated(walker.take_plain, hyper_values(rule, {}, steps), 1)[0])
 
 
+def closed_path(rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapping[str, Any], start_sq: float) -> tuple[Array, Array]:
+    """Norm and rotation of the second-moment closure alone, each of shape (time,): where `predict`'s `exact` comes from, step by step.
+
+    `expected_path` without what is integrated or expanded beyond the closure: the first steps of a normalizer, its fluctuations,
+    the spread of neurons. A sign has both its gains and what the arcsine law adds. The rotation is an RMS angle.
+
+    Args:
+        rule: As of `expected_path`.
+        law: As of `expected_path`.
+        steps: As of `expected_path`.
+        schedule: As of `expected_path`.
+        start_sq: As of `expected_path`.
+
+    Raises:
+        InvalidArgument: As `expected_path`.
+        UnsupportedRule: As `expected_path`.
+
+    Example:
+        >>> from rwsim.optimizers import AdamW
+        >>> from rwsim.theory.noise import IdealWalk
+        >>> rule = AdamW(lr=1e-2, weight_decay=0.5)
+        >>> norm, rotation = closed_path(rule, IdealWalk(128), 3000, {}, 1 / 384)
+        >>> exact = predict_equilibrium(rule, IdealWalk(128)).exact
+        >>> bool(abs(norm[-1] / exact.norm - 1) < 1e-3), bool(abs(rotation[-1] / exact.rotation - 1) < 1e-3)
+        (True, True)
+    """
+    if not 0 < start_sq < math.inf:
+        raise InvalidArgument("start_sq", "must lie in (0, inf)", start_sq, "give the mean square of the starting weights")
+    walker = _Walker(type(rule), _simplest(rule, law), start_sq, plain=True)
+    with np.errstate(all="ignore"):
+        norm_sq, rotation = _iterated(walker.take_closed, hyper_values(rule, schedule, steps), 2)
+        return np.sqrt(norm_sq), rotation
+
+
+# Formulas of a step by themselves: numbers, arrays and symbols alike; `xp` is numpy, or the same functions of symbols.
+
+
+def sign_gain(past: Any, own: Any, node: Any, xp: Any) -> Any:
+    """Gain of the linear part of sign(n) at one squared length of the gradient: sqrt(2/pi)/sigma.
+
+    Args:
+        past: E of the squared buffer part of n.
+        own: E of the squared part of the step's own gradient, at a length of 1.
+        node: The gradient's squared length over its mean.
+        xp: Supplies sqrt and pi.
+    """
+    return xp.sqrt(2 / xp.pi) / xp.sqrt(own * node + past)
+
+
+def arcsine_beyond(rho: Any, xp: Any) -> Any:
+    """What E[sign sign] of correlation rho has beyond its linear part."""
+    return 2 / xp.pi * (xp.arcsin(rho) - rho)
+
+
+def turned(old: Any, new: Any, across: Any, drift: Any, xp: Any) -> Any:
+    """RMS angle of a step: E||w||^2 before and after it, E of the squared part of the step that is orthogonal to w, and E<w, step>."""
+    return xp.arctan2(xp.sqrt(xp.maximum(across, 0.0) / new), (old + drift) / xp.sqrt(old * new))
+
+
 def _iterated(take: Callable[[int, tuple[float, ...]], tuple[float, ...]], values: list[tuple[float, ...]], count: int) -> Array:
     found = np.full((count, len(values)), math.inf)
     for step, hyper in enumerate(values):
         try:
             found[:, step] = take(step + 1, hyper)
-        except (OverflowError, ValueError):  # numbers raise where arrays go on with Inf and NaN
+        except (ArithmeticError, ValueError):  # numbers raise where arrays go on with Inf and NaN
             break
     return found
 
@@ -212,7 +271,7 @@ class _Walker:
         zeros: list[list[Any]] = [[np.zeros(shape) for _ in range(count)] for count in (n, size, size, size, 2)]
         self.mu, self.pg, self.k, self.kg, (self.v, self.v_var) = zeros
         self.spread = None if plain else Spread(self.recurrence, law, gamma[:, self.first], self.share, start_sq)
-        self.signs = None if plain or self.recurrence.argument is None else _Signs(self.recurrence, neurons)
+        self.signs = None if self.recurrence.argument is None else _Signs(self.recurrence, neurons)
         self.beginning: Beginning | None = None
         if self.recurrence.normalizer is not None and not plain:
             self.beginning = Beginning(rule, shape, law.length_squared(), start_sq)
@@ -277,12 +336,7 @@ class _Walker:
             ge, pe, pge = rest[2 : 2 + n], rest[2 + n : 2 + n + size], rest[2 + n + size :]
         white = None
         if r.argument is not None:
-            past, k, *h, drive = r.argument.of(arrays)(*hyper, *self.p)
-            sigma = np.sqrt(np.multiply.outer(k**2 * grad, self.nodes) + np.asarray(past)[..., None])
-            part = math.sqrt(2 / math.pi) * self.weights / sigma
-            gain, own = part.sum(-1), part @ self.nodes
-            if not arrays:
-                gain, own = float(gain), float(own)
+            gain, own, past, k, h, drive = self._under_sign(hyper, grad)
             white = drive, 1 - gain**2 * past - own**2 * k**2 * grad
         new = r.step.of(arrays)(*hyper, t, root, grad, e_sq, e_grad, gain, own, *self.mu, *ge, *self.p, *pe, *self.pg, *pge)
         p, with_e, (lagged, update), rest = new[:size], new[size : 2 * size], new[2 * size : 2 * size + 2], new[2 * size + 2 :]
@@ -305,6 +359,35 @@ class _Walker:
         if self.classes > 1 and t % _JOIN_EVERY == 0:
             self._join()
         return result
+
+    def _under_sign(self, hyper: tuple[float, ...], grad: Any) -> tuple[Any, Any, Any, float, list, float]:
+        """Gains for buffers and gradient; E of the squared buffer part of the argument, its row and coefficient; the sign's drive."""
+        assert self.recurrence.argument is not None
+        past, k, *h, drive = self.recurrence.argument.of(self.arrays)(*hyper, *self.p)
+        part = self.weights * sign_gain(np.asarray(past)[..., None], np.asarray(k**2 * grad)[..., None], self.nodes, np)
+        gain, own = part.sum(-1), part @ self.nodes
+        return *((gain, own) if self.arrays else (float(gain), float(own))), past, k, h, drive
+
+    def take_closed(self, t: int, hyper: tuple[float, ...]) -> tuple[float, float]:
+        """Take step t by the closure alone: E||w||^2 and the RMS angle, mean over neurons."""
+        r, arrays, grad, root, gain, own = self.recurrence, self.arrays, self.grad_sq(), 1.0, 0.0, 0.0
+        weight = self.p[0]
+        if r.plain_normalizer is not None:
+            self.v, root = r.plain_normalizer.of(arrays)(*hyper, t, grad, self.v, *self.p)
+        if r.argument is not None:
+            gain, own, past, k, h, drive = self._under_sign(hyper, grad)
+        before = (*hyper, t, root, grad, gain, own, *self.p)
+        p, (across, drift, along) = r.plain.of(arrays)(*before), r.moved.of(arrays)(*before)
+        if self.signs is not None:
+            system = r.system.of(arrays)(*hyper, t, root, gain, own)
+            curved = self.signs.beyond_linear(system, h, k, drive, past, grad, self.p)
+            pull = drive * (curved[:, None] if arrays else float(curved[0]))
+            p[0], drift, across = p[0] + 2 * system[0] * pull, drift + pull, across - pull * (2 * along + pull) / weight
+        self.p = [np.broadcast_to(x, grad.shape) for x in p] if arrays else p
+        old, new = self.total(weight), self.total(self.p[0])
+        if arrays:  # coordinates that shrink at different rates turn the vector too
+            across = across + weight * (drift / weight - (self.total(drift) / old)[:, None]) ** 2
+        return float(np.mean(new)), float(np.mean(turned(old, new, self.total(across), self.total(drift), np)))
 
     def take_plain(self, t: int, hyper: tuple[float, ...]) -> tuple[float]:
         """Take step t without anything beyond the closed forms: E||w||^2."""
@@ -394,8 +477,8 @@ class _Signs:
         found = np.zeros(neurons)
         if len(self.weight):
             rho = ((row @ self.past) / (self.sigma * sigma)).clip(-1, 1)
-            found = 2 / math.pi * (self.weight @ (np.arcsin(rho) - rho))
-            alive = (np.abs(rho) > _LINEAR).any(-1)
+            found = self.weight @ arcsine_beyond(rho, np)
+            alive = (np.abs(rho) > LINEAR).any(-1)
             if not alive.all():
                 self.past, self.sigma, self.weight = self.past[alive], self.sigma[alive], self.weight[alive]
         buffers = np.array([[system[i * n + j] for j in range(1, n)] for i in range(1, n)])
