@@ -159,6 +159,7 @@ def test_functions_know_their_arguments():
     assert "lambda" in formulas.javascript() and "undefined" not in formulas.javascript()
 
 
+@pytest.mark.slow
 def test_formulas_are_printed_in_time():
     """In less than 3 s of one core that imports sympy, numpy and scipy in 2.5 s (a busy one is slower at both)."""
     code = (

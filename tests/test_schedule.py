@@ -101,12 +101,12 @@ SETTLING = {
 
 @pytest.mark.parametrize("name", SETTLING)
 def test_the_closure_ends_in_the_exact_form(name):
-    """And is the expected path but for what fluctuates: within two percent early, one late."""
-    (rule, steps), law = SETTLING[name], Layer.draw(128, 1, gamma="uniform").law("marginal")
+    """And is the expected path but for what fluctuates: within three percent early, one late."""
+    (rule, steps), law = SETTLING[name], Layer.draw(128, 128, gamma="uniform").law("marginal").first
     norm, rotation = closed_path(rule, law, steps, {}, 1 / 384)
     path, exact = expected_path(rule, law, steps, {}, 1 / 384), predict_equilibrium(rule, law).exact
-    assert norm == pytest.approx(path.norm, rel=0.02) and norm[50:] == pytest.approx(path.norm[50:], rel=0.01)
-    assert rotation == pytest.approx(path.rotation, rel=0.02) and rotation[50:] == pytest.approx(path.rotation[50:], rel=0.01)
+    assert norm == pytest.approx(path.norm, rel=0.03) and norm[50:] == pytest.approx(path.norm[50:], rel=0.01)
+    assert rotation == pytest.approx(path.rotation, rel=0.03) and rotation[50:] == pytest.approx(path.rotation[50:], rel=0.01)
     assert (norm[-1], rotation[-1]) == pytest.approx((exact.norm, exact.rotation), rel=1e-3)
 
 
