@@ -228,7 +228,7 @@ def _notes() -> Html:
         tag(
             "li", tag("b", "The walk, step by step"), ": the same second moments iterated from the initial norm with each step's learning "
             "rate and the bias corrections (", tag("code", "rwsim.theory.schedule.closed_path"), "). The full prediction of ",
-            tag("code", "rwsim plan"), " adds what fluctuates: up to two percent in the first fifty steps of a normalizer, below one "
+            tag("code", "rwsim plan"), " adds what fluctuates: up to three percent in the first fifty steps of a normalizer, below one "
             "later. It comes with a simulation.",
         ),
         tag(
