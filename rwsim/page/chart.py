@@ -76,7 +76,7 @@ def chart(
     drawn += [_series(one, across, up) for one in series]
     if not known:
         drawn.append(tag("text", "nothing to draw", class_="tick", x=WIDTH / 2, y=HEIGHT / 2 - 15, text_anchor="middle"))
-    return figure(ident, title, description or _said(series, x, y), join(drawn), _legend(series))
+    return figure(ident, title, description or _said(series, x, y), join(drawn), legend(series))
 
 
 def figure(ident: str, title: str, description: str, drawn: Html, legend: Html | None = None, height: int = HEIGHT) -> Html:
@@ -147,9 +147,10 @@ def _series(one: Series, across: Scale, up: Scale) -> Html:
     return join(parts)
 
 
-def _legend(series: Sequence[Series]) -> Html | None:
+def legend(series: Sequence[Series], least: int = 2) -> Html | None:
+    """What each named series is, with its mark; None where there are fewer than `least`: the title says it."""
     entries = [one for one in series if one.name]
-    if len(entries) < 2:
+    if len(entries) < least:
         return None
     items = []
     for one in entries:

@@ -10,13 +10,11 @@ from rwsim.page.table import Column, table
 from rwsim.report.draw import distribution
 from rwsim.report.read import Array, Columns, File
 from rwsim.report.sheet import Sheet, figures, note, num, pct, plural
-from rwsim.report.words import FORMS, called, heading
+from rwsim.report.words import FORMS, QUANTITIES, called, heading
 
 NAME = "accuracy study"
 NAMES: tuple[str, ...] = ()
 WRITES = "the CSV of benchmarks.accuracy (--errors)"
-# What the predictions say of mean angle and RMS norm; the RMS update is nearly exact in all of them.
-QUANTITIES = ("norm", "rotation", "rms_update")
 _MEASURED = ("optimizer", "number", "rate", "lr", "weight_decay", "beta_1", "beta_2", "eps", "fan_in", "batch", "gamma", "loss_scale")
 SHOWN = 200
 
@@ -51,7 +49,7 @@ def sheet(file: File) -> Sheet:
         summary=summary,
         sections=sections,
         facts=[
-            ("Date", f"{file.date} (of the file)"), ("rwsim", None), ("Device", None),
+            ("Date", file.date), ("rwsim", None), ("Device", None),
             ("Seed of the design", f"{int(columns.numbers('number').min()) // 1000}"),
             ("Design", f"scrambled Latin hypercube, {plural(columns.rows, 'point')}"), ("Read from", file.name),
         ],

@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import BaseModel
 
 from rwsim.page.html import Html, join, tag
-from rwsim.page.scale import percent
 from rwsim.page.table import Cell, Column, table
 from rwsim.report.draw import Mark, forest
 from rwsim.report.read import File, checked
@@ -87,7 +86,7 @@ def sheet(file: File) -> Sheet:
         summary=summary,
         sections=sections,
         facts=[
-            ("Date", f"{file.date} (of the file)"), ("rwsim", meta.get("rwsim")), ("torch", meta.get("torch")),
+            ("Date", file.date), ("rwsim", meta.get("rwsim")), ("torch", meta.get("torch")),
             ("Python", meta.get("python")),
             ("Device", "cpu"), ("Seed", meta.get("seed")), ("Law", found.law or "none: it was to be identified"),
             ("Settings", meta.get("settings")), ("Compiled step", meta.get("compiled")), ("Read from", file.name),
@@ -197,6 +196,3 @@ def _command(found: _Audit) -> str:
     if found.meta.get("compiled"):
         words.append("--compiled")
     return shlex.join(words)
-
-
-__all__ = ["NAME", "NAMES", "PROBES", "WRITES", "is_mine", "percent", "sheet"]

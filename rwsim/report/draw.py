@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from rwsim.page.chart import WIDTH, Axis, Series, chart, figure
+from rwsim.page.chart import WIDTH, Axis, Series, chart, figure, legend
 from rwsim.page.html import Html, join, tag
 from rwsim.page.scale import Scale, percent, tick_texts, ticks
 from rwsim.report.sheet import cut
@@ -63,8 +63,8 @@ def forest(
     told = "; ".join(
         f"{name}: " + ", ".join(f"{said} {percent(m.value)}" for (_, said), m in zip(names, marks, strict=True)) for name, marks in rows
     )
-    legend = [Series(name, style, (), (), "dots") for style, name in names]
-    return figure(ident, title, f"{label}. {told}.", join(parts, lanes), _keys(legend), height)
+    keys = legend([Series(name, style, (), (), "dots") for style, name in names], least=1)
+    return figure(ident, title, f"{label}. {told}.", join(parts, lanes), keys, height)
 
 
 def _mark(mark: Mark, across: Scale, reach: float, y: float) -> Html | None:
@@ -83,15 +83,7 @@ def _mark(mark: Mark, across: Scale, reach: float, y: float) -> Html | None:
     return join(parts)
 
 
-def _keys(series: Sequence[Series]) -> Html:
-    items = []
-    for one in series:
-        key = tag("svg", tag("path", class_=f"dot {one.style}", d="M12 6h0"), class_="plot key", viewBox="0 0 24 12", aria_hidden="true")
-        items.append(tag("li", key, " ", one.name))
-    return tag("ul", items, class_="legend")
-
-
-def distribution(ident: str, title: str, errors: Sequence[tuple[str, str, np.ndarray]], noise: float | None = None) -> Html:
+def distribution(ident: str, title: str, errors: Sequence[tuple[str, str, np.ndarray]]) -> Html:
     """Share of points whose absolute error is at most so large; a line each of (name, style, errors), as many points as there are."""
     series = []
     for name, style, values in errors:
@@ -108,6 +100,13 @@ def distribution(ident: str, title: str, errors: Sequence[tuple[str, str, np.nda
         ident, title, series, Axis("absolute error, %", True, ends), Axis("share of points, %", ends=(0.0, 100.0)),
         description=f"Share of points over the absolute error, which is logarithmic. {said}",
     )  # fmt: skip
+
+
+def spread_of(series: Sequence[Series]) -> float:
+    """Largest over smallest value drawn, which says whether a logarithmic axis is wanted; 0 where one has no logarithm."""
+    values = np.concatenate([np.asarray(one.y, dtype=float) for one in series]) if series else np.zeros(0)
+    values = values[np.isfinite(values)]
+    return float(values.max() / values.min()) if len(values) and values.min() > 0 else 0.0
 
 
 def thin(values: np.ndarray, most: int = 300) -> np.ndarray:

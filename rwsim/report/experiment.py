@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from rwsim.errors import InvalidArgument
 from rwsim.page.chart import Axis, Series, chart
 from rwsim.page.html import Html, join, tag
-from rwsim.page.scale import number, percent
+from rwsim.page.scale import number
 from rwsim.page.table import Column, table
-from rwsim.report.draw import Mark, forest, thin
+from rwsim.report.draw import Mark, forest, spread_of, thin
 from rwsim.report.read import Array, Columns, File, checked
 from rwsim.report.sheet import BAD, GOOD, UNSURE, Sheet, figures, known, note, num, pct, plural, said, tone
 
@@ -20,7 +20,7 @@ NAME = "experiment"
 NAMES = ("settings.json",)
 WRITES = "settings.json and table.csv of rwsim experiment, or its --json"
 _TONES = {"inside": GOOD, "outside": BAD, "undecided": UNSURE}
-_FORMS = (("measured", "measured"), ("exact", "corrected"), ("paper", "paper, Table 1"))
+_FORMS = (("measured", "predicted"), ("exact", "corrected"), ("paper", "paper, Table 1"))
 # Layers of a case that are drawn over the steps: the furthest off, and the middle one.
 _SERIES = (
     ("measured", "measured, mean of the seeds", ""),
@@ -186,13 +186,12 @@ def _errors(rows: Sequence[_Row]) -> Html | None:
                 )
                 for row in own
             ]
-            names = [("measured", "predicted"), *_FORMS[1:]]
             drawn.append(
                 forest(
                     f"error-{len(drawn)}",
                     f"{case}: {quantity}",
                     lanes,
-                    names,
+                    _FORMS,
                     band=band,
                     label="error, %",
                     reach=reach,
@@ -240,10 +239,7 @@ def _training(records: Columns, mine: Array, step: Array, seed: Array, quantity:
             total, count = (np.bincount(places[there], weights, len(x)) for weights in (values[there], None))
             mean = total / np.where(count > 0, count, np.nan)
             series.append(Series(name, style, thin(x).tolist(), thin(mean).tolist()))
-    values = np.array([v for one in series for v in one.y])
-    values = values[np.isfinite(values)]
-    log = bool(len(values)) and bool(values.min() > 0) and bool(values.max() > 8 * values.min())
-    return chart(ident, f"{title} ({plural(len(np.unique(seed[mine])), 'seed')})", series, Axis("step"), Axis(unit, log))
+    return chart(ident, f"{title} ({plural(len(np.unique(seed[mine])), 'seed')})", series, Axis("step"), Axis(unit, spread_of(series) > 8))
 
 
 def _table(rows: Sequence[_Row]) -> Html:
@@ -276,7 +272,7 @@ def _table(rows: Sequence[_Row]) -> Html:
 def _facts(meta: Mapping[str, Any], file: File) -> list[tuple[str, Any]]:
     get = meta.get
     facts: list[tuple[str, Any]] = [
-        ("Date", get("date") or f"{file.date} (of the file)"),
+        ("Date", get("date") or file.date),
         ("rwsim", get("rwsim")),
         ("torch, CUDA, Python", [get(k) for k in ("torch", "cuda", "python") if get(k)]),
         ("Device", f"{get('device')} ({get('card')})" if get("card") else get("device")),
@@ -293,6 +289,3 @@ def _facts(meta: Mapping[str, Any], file: File) -> list[tuple[str, Any]]:
             hyper = recipe.get("hyper")
             facts.append((f"Case {name}", said({**flat, **(hyper if isinstance(hyper, Mapping) else {})})))
     return facts
-
-
-__all__ = ["NAME", "NAMES", "WRITES", "is_mine", "percent", "sheet"]

@@ -10,6 +10,7 @@ from rwsim.page.chart import MOST_POINTS, Series, chart, heatmap
 from rwsim.page.chart import Axis as Across
 from rwsim.page.html import Html, join
 from rwsim.page.scale import number, percent, share
+from rwsim.report.draw import spread_of
 from rwsim.report.read import Array, Columns
 from rwsim.report.sheet import figures, note
 from rwsim.report.words import AXES, heading
@@ -54,10 +55,6 @@ class Axis:
         positive = bool(len(levels)) and bool(levels[0] > 0)
         wide = positive and bool(levels[-1] >= 20 * levels[0])
         return cls(name, values, True, positive and (scale == "log" or (scale != "linear" and wide)))
-
-    @property
-    def numbers(self) -> Array:
-        return self.values
 
     @property
     def levels(self) -> Array:
@@ -176,10 +173,7 @@ def _slice(points: "Points", which: Array, x: Axis, quantity: str, where: str, i
         mask = dots[some[dots]]
         if len(mask):
             series.append(Series(said, style, places[mask].tolist(), measured[mask].tolist(), "dots", tuple(error[mask].tolist())))
-    values = np.concatenate([np.asarray(one.y, dtype=float) for one in series])
-    values = values[np.isfinite(values)]
-    log = bool(len(values)) and bool(values.min() > 0) and bool(values.max() > 5 * values.min())
-    return chart(ident, f"{heading(quantity)}{where}", series, Across(x.label, x.log), Across(AXES[quantity], log))
+    return chart(ident, f"{heading(quantity)}{where}", series, Across(x.label, x.log), Across(AXES[quantity], spread_of(series) > 5))
 
 
 def scatter(points: "Points", mine: Array, ident: str) -> Html:

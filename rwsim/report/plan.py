@@ -73,7 +73,7 @@ def sheet(file: File) -> Sheet:
         summary=summary,
         sections=sections,
         facts=[
-            ("Date", f"{file.date} (of the file)"), ("rwsim", meta.get("rwsim")), ("Optimizer", meta.get("optimizer")),
+            ("Date", file.date), ("rwsim", meta.get("rwsim")), ("Optimizer", meta.get("optimizer")),
             ("Steps", meta.get("steps")), ("Device", "none: a plan simulates nothing"), ("Hyperparameters at the peak", layers[0].hyper),
             ("Read from", file.name),
         ],

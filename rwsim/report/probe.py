@@ -9,7 +9,7 @@ import numpy as np
 from rwsim.page.chart import Axis, Series, chart
 from rwsim.page.html import Html, join, tag
 from rwsim.page.table import Column, table
-from rwsim.report.draw import Mark, forest, thin
+from rwsim.report.draw import Mark, forest, spread_of, thin
 from rwsim.report.read import Array, File
 from rwsim.report.sheet import Sheet, figures, note, num, pct, plural
 from rwsim.report.words import AXES
@@ -84,7 +84,7 @@ def sheet(file: File) -> Sheet:
         ],
         sections=[("Off the prediction", _errors(probe)), ("Along the training", _along(probe)), ("Layers", _table(probe))],
         facts=[
-            ("Date", f"{file.date} (of the file)"),
+            ("Date", file.date),
             *probe.facts.items(),
             ("Layers", len(probe.layers)),
             ("Measured steps", len(probe.step)),
@@ -156,10 +156,8 @@ def _along(probe: Probe) -> Html:
                 for style, name, prefix in _LINES
                 if f"{prefix}{quantity}" in probe.values
             ]
-            values = np.array([v for one in series for v in one.y])
-            values = values[np.isfinite(values)]
-            log = bool(len(values)) and bool(values.min() > 0) and bool(values.max() > 8 * values.min())
-            drawn.append(chart(f"along-{i}-{quantity}", quantity.capitalize(), series, Axis("step"), Axis(AXES[quantity], log)))
+            up = Axis(AXES[quantity], spread_of(series) > 8)
+            drawn.append(chart(f"along-{i}-{quantity}", quantity.capitalize(), series, Axis("step"), up))
         parts += [tag("h3", probe.layers[i]), figures(*drawn, pairs=True)]
     return join(parts)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -120,8 +121,8 @@ class File:
 
     @property
     def date(self) -> str:
-        """When it was written, as the file system says."""
-        return datetime.fromtimestamp(self.path.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        """When it was written, as the file system says, which is said too."""
+        return datetime.fromtimestamp(self.path.stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC (of the file)")
 
     def damaged(self, why: object) -> InvalidArgument:
         return InvalidArgument("path", f"must be a whole {self.form.upper().replace('NETCDF', 'NetCDF')} file", str(self.path), _short(why))
@@ -154,7 +155,7 @@ class File:
     def _lines(self, most: int | None) -> list[list[str]]:
         try:
             with (gzip.open if self.zipped else open)(self.path, "rt", newline="", encoding="utf-8-sig") as stream:
-                lines = [line for line, _ in zip(csv.reader(stream), range(most) if most else iter(int, 1), strict=False) if line]
+                lines = [line for line in islice(csv.reader(stream), most) if line]
         except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
             raise self.damaged(error) from None
         if not lines:

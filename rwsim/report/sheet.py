@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rwsim.page.document import page
-from rwsim.page.html import Html, escape, join, tag
+from rwsim.page.html import Html, join, tag
 from rwsim.page.scale import SPACE, number, percent
 from rwsim.page.table import SORT, Cell
 
@@ -129,24 +129,3 @@ def cut(text: str, most: int) -> str:
 
 def known(value: float | int | None) -> bool:
     return value is not None and math.isfinite(value)
-
-
-__all__ = [
-    "BAD",
-    "GOOD",
-    "PLAIN",
-    "UNSURE",
-    "Sheet",
-    "cut",
-    "escape",
-    "facts",
-    "figures",
-    "known",
-    "note",
-    "num",
-    "pct",
-    "plural",
-    "render",
-    "said",
-    "tone",
-]

@@ -16,12 +16,11 @@ from rwsim.report.draw import distribution
 from rwsim.report.grid import Axis, maps, scatter, slices
 from rwsim.report.read import Array, Columns, File
 from rwsim.report.sheet import Sheet, figures, note, num, pct, plural
-from rwsim.report.words import called, heading
+from rwsim.report.words import QUANTITIES, called, heading
 
 NAME = "sweep"
 NAMES = ("sweep.nc", "sweep.csv")
 WRITES = "sweep.nc, sweep.csv or --json of rwsim sweep"
-QUANTITIES = ("norm", "rotation", "rms_update")
 FORMS = (("exact", "exact prediction"), ("paper", "paper, Table 1"))
 # Points that the table holds; more make a page that nobody reads and that opens slowly.
 SHOWN = 300
@@ -236,7 +235,7 @@ def _worst(points: Points) -> Html:
     rows = []
     for i in order.tolist():
         row: list[Any] = [num(i), text[i]] if len(points.optimizers) > 1 else [num(i)]
-        row += [num(float(axis.numbers[i]), 3) if axis.numeric else str(axis.values[i]) for axis in points.axes]
+        row += [num(float(axis.values[i]), 3) if axis.numeric else str(axis.values[i]) for axis in points.axes]
         for q in points.quantities:
             row += [
                 num(float(values[q][i])),
@@ -258,7 +257,7 @@ def _worst(points: Points) -> Html:
 def _facts(points: Points) -> list[tuple[str, Any]]:
     get = points.attributes.get
     return [
-        ("Date", get("created") or f"{points.file.date} (of the file)"), ("rwsim", get("rwsim")), ("torch", get("torch")),
+        ("Date", get("created") or points.file.date), ("rwsim", get("rwsim")), ("torch", get("torch")),
         ("Device, engine", f"{get('device')}, {get('engine')}" if get("device") else None), ("Seed", get("seed")),
         ("Steps, window", [get("steps"), get("window")] if get("steps") else None),
         ("Neurons, fan-in, batch", [get(k) for k in ("neurons", "fan_in", "batch")] if get("neurons") else None),

@@ -5,22 +5,20 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from rwsim.page.chart import Axis, Series, chart
 from rwsim.page.html import Html, join, tag
 from rwsim.page.scale import percent, share
 from rwsim.page.table import Column, table
-from rwsim.report.draw import Mark, forest, thin
+from rwsim.report.draw import Mark, forest, spread_of, thin
 from rwsim.report.read import Columns, File, checked
 from rwsim.report.sheet import BAD, GOOD, UNSURE, Sheet, figures, known, note, num, pct, plural, tone
-from rwsim.report.words import AXES, FORMS, called, heading
+from rwsim.report.words import AXES, FORMS, QUANTITIES, called, heading
 
 NAME = "validate"
 NAMES = ("validation.json",)
 WRITES = "validation.json of rwsim validate"
-QUANTITIES = ("norm", "rotation", "rms_update")
 TONES = {"agrees": GOOD, "differs": BAD, "undecided": UNSURE}
 
 
@@ -82,7 +80,7 @@ def sheet(file: File) -> Sheet:
         summary=_summary(records, cases, names),
         sections=sections,
         facts=[
-            ("Date", meta.get("created") or f"{file.date} (of the file)"), ("rwsim", meta.get("rwsim")), ("torch", meta.get("torch")),
+            ("Date", meta.get("created") or file.date), ("rwsim", meta.get("rwsim")), ("torch", meta.get("torch")),
             ("Device, engine", f"{meta.get('device')}, {meta.get('engine')} (as asked for)"), ("Seed", meta.get("seed")),
             ("Steps", meta.get("steps")), ("Neurons, fan-in, batch", [meta.get(k) for k in ("neurons", "fan_in", "batch")]),
             ("Gradient, gammas", f"{meta.get('gradient')}, {meta.get('gamma')}"), ("Margin", share(margin)),
@@ -196,15 +194,10 @@ def _walks(walk: Columns, cases: Mapping[str, list[_Record]], names: Mapping[str
                 level = records[quantity].predicted.get(form) if quantity in records else None
                 if known(level):
                     series.append(Series(name, form, [float(x[0]), float(x[-1])], [level, level]))  # type: ignore[list-item]
-            drawn.append(chart(f"walk-{i}-{quantity}", heading(quantity), series, Axis("step"), Axis(AXES[quantity], _spread(y))))
+            up = Axis(AXES[quantity], spread_of(series[:1]) > 20)
+            drawn.append(chart(f"walk-{i}-{quantity}", heading(quantity), series, Axis("step"), up))
         parts.append(figures(*drawn))
     return join(parts)
-
-
-def _spread(values: np.ndarray) -> bool:
-    """Whether values need a logarithmic axis."""
-    some = values[np.isfinite(values)]
-    return bool(len(some) and some.min() > 0 and some.max() > 20 * some.min())
 
 
 def _command(meta: Mapping[str, Any], cases: Mapping[str, list[_Record]]) -> str:

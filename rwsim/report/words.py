@@ -2,6 +2,8 @@
 
 # On an axis, with the unit; without one: in units of the weights.
 AXES = {"norm": "norm", "rotation": "rotation, radians per step", "rms_update": "RMS update", "lr": "learning rate"}
+# What every walk is measured by.
+QUANTITIES = ("norm", "rotation", "rms_update")
 # Forms of the prediction, the best first.
 FORMS = (("full", "full prediction"), ("exact", "exact second moments"), ("paper", "paper, Table 1"))
 
