@@ -15,7 +15,7 @@ from sympy.printing.jscode import JavascriptCodePrinter
 from sympy.printing.precedence import PRECEDENCE
 
 from rwsim.optimizers import RULES, UpdateRule
-from rwsim.theory import equilibrium, factors, noise, paper, schedule
+from rwsim.theory import equilibrium, factors, noise, paper, signs, walker
 from rwsim.theory import symbols as sym
 from rwsim.theory.equilibrium import forms_of, settled, square, stability, summed_closure
 from rwsim.theory.rates import memory, relaxation_rate
@@ -110,9 +110,9 @@ def common() -> dict[str, str]:
     before, after, across, drift, past, node, rho = sp.symbols("before after across drift past node rho", real=True)
     return {
         "product": function(pair, [equilibrium.sign_product(own, lagged, shared, past_sq, early, late, XP)]),
-        "turned": function((before, after, across, drift), [schedule.turned(before, after, across, drift, XP)]),
-        "gain": function((past, own, node), [schedule.sign_gain(past, own, node, XP)]),
-        "beyond": function((rho,), [schedule.arcsine_beyond(rho, XP)]),
+        "turned": function((before, after, across, drift), [walker.turned(before, after, across, drift, XP)]),
+        "gain": function((past, own, node), [signs.sign_gain(past, own, node, XP)]),
+        "beyond": function((rho,), [signs.arcsine_beyond(rho, XP)]),
     }
 
 
@@ -211,7 +211,7 @@ def javascript() -> str:
         for name in NAMES
     }
     parts = {"law": law(), "shapes": shapes(), "common": common(), "rules": rules}
-    return _object({"linear": str(schedule.LINEAR), **{name: _object(part) for name, part in parts.items()}})
+    return _object({"linear": str(signs.LINEAR), **{name: _object(part) for name, part in parts.items()}})
 
 
 def _object(members: dict[str, str]) -> str:
