@@ -6,7 +6,8 @@
 Trainings of a byte-level GPT of 3.3M parameters under AdamW, each with a model and an optimizer of its own, the same weights and tokens.
 After a warm-up all take `--steps` steps in turn, `--repeats` times, each time from another one on. The table gives the median time of
 a step, half of the range over the repeats, and the median over the repeats of the ratio to the training without a probe in the same
-repeat. A second training without a probe shows what of that is noise. Exit 0 = measured, 2 = bad usage, 3 = interrupted or failed.
+repeat, with a 95 % interval of that median (order statistics: no law of the noise is assumed). A second training without a probe shows
+what of that is noise. Exit 0 = measured, 2 = bad usage, 3 = interrupted or failed.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from scipy.stats import binom
 from torch import Tensor, nn
 
 from benchmarks.command import Parser, at_least, device_of, heading, write_csv
@@ -90,8 +92,8 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("--model", choices=MODELS, default="gpt")
     add("--batch", type=int, help="sequences; default 8 on the CPU, 32 on CUDA")
-    add("--repeats", type=int, default=15)
-    add("--steps", type=int, help="of a repeat, a multiple of 10; default 10 on the CPU, 100 on CUDA")
+    add("--repeats", type=int, default=60)
+    add("--steps", type=int, default=10, help="of a repeat, a multiple of 10; short ones in turn meet the same state of the machine")
     add("--out", type=Path, metavar="FILE.csv", help="write the table there too")
     return parser
 
@@ -105,7 +107,6 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     device = device_of(options.device)
     cuda = device.type == "cuda"
     options.batch = options.batch if options.batch is not None else 32 if cuda else 8
-    options.steps = options.steps if options.steps is not None else 100 if cuda else 10
     at_least(options, batch=1, repeats=1, steps=1)
     if options.steps % 10:
         raise InvalidArgument("--steps", "must be a multiple of 10, so that every repeat measures as often", options.steps)
@@ -120,20 +121,32 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         for number in range(len(going)):
             going[(turn + number) % len(going)].repeat()
     reference = timings["no probe"].seconds
-    print(f"{'training':<22}  {'ms a step':>10}  {'±':>6}  {'x no probe':>10}")
+    print(f"{'training':<22}  {'ms a step':>10}  {'±':>6}  {'x no probe':>10}  {'95 %':>16}")
     rows = []
     for name, timing in timings.items():
-        ratio = statistics.median(mine / its for mine, its in zip(timing.seconds, reference, strict=True))
+        ratios = sorted(mine / its for mine, its in zip(timing.seconds, reference, strict=True))
+        ratio, (low, high) = statistics.median(ratios), interval(ratios)
         milliseconds = 1e3 * timing.median / timing.steps
-        print(f"{name:<22}  {milliseconds:>10.3f}  {timing.spread:>6.1%}  {ratio:>10.4f}")
+        print(f"{name:<22}  {milliseconds:>10.3f}  {timing.spread:>6.1%}  {ratio:>10.4f}  {low:>7.4f}, {high:>7.4f}")
         rows.append({
-            "training": name, "ms_per_step": milliseconds, "spread": timing.spread, "ratio": ratio, "model": options.model,
+            "training": name, "ms_per_step": milliseconds, "spread": timing.spread, "ratio": ratio, "low": low, "high": high, "model": options.model,
             "parameters": count, "batch": options.batch, "steps": options.steps, "repeats": options.repeats,
             "run": " | ".join(title.splitlines()),
         })  # fmt: skip
     print("\n±: half of the range over the repeats.")
     if options.out is not None:
         write_csv(options.out, rows)
+
+
+def interval(ordered: Sequence[float]) -> tuple[float, float]:
+    """At least 95 % for the median of what ascending values are drawn from; the whole range where there are fewer than six.
+
+    Example:
+        >>> interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0])
+        (2.0, 8.0)
+    """
+    cut = max(0, int(binom.ppf(0.025, len(ordered), 0.5)) - 1)
+    return ordered[cut], ordered[-1 - cut]
 
 
 def _built(options: argparse.Namespace, device: torch.device, given: dict[str, Any] | None) -> Timing:

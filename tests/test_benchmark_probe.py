@@ -3,11 +3,12 @@
 import csv
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks import probe as benchmark
-from benchmarks.probe import TRAININGS, Training, main
+from benchmarks.probe import TRAININGS, Training, interval, main
 
 CPU = torch.device("cpu")
 TINY = ["--device", "cpu", "--model", "tiny", "--batch", "2", "--repeats", "2", "--steps", "10"]
@@ -21,6 +22,14 @@ def test_table_and_file(tmp_path, capsys):
         rows = {row["training"]: row for row in csv.DictReader(lines)}
     assert list(rows) == list(TRAININGS) and all(f"\n{name} " in text for name in rows)
     assert float(rows["no probe"]["ratio"]) == 1 and all(float(row["ms_per_step"]) > 0 for row in rows.values())
+    assert all(float(row["low"]) <= float(row["ratio"]) <= float(row["high"]) for row in rows.values())
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says():
+    draws = np.sort(np.random.default_rng(0).standard_exponential((4000, 60)), axis=1)
+    held = np.mean([low <= math.log(2) <= high for low, high in map(interval, draws.tolist())])
+    # The exact coverage at 60 is 97.3 %.
+    assert abs(held - 0.973) < 4 * math.sqrt(0.973 * 0.027 / 4000)
 
 
 def test_trainings_differ_in_what_watches_them_alone():
