@@ -129,7 +129,8 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         milliseconds = 1e3 * timing.median / timing.steps
         print(f"{name:<22}  {milliseconds:>10.3f}  {timing.spread:>6.1%}  {ratio:>10.4f}  {low:>7.4f}, {high:>7.4f}")
         rows.append({
-            "training": name, "ms_per_step": milliseconds, "spread": timing.spread, "ratio": ratio, "low": low, "high": high, "model": options.model,
+            "training": name, "ms_per_step": milliseconds, "spread": timing.spread, "ratio": ratio, "low": low, "high": high,
+            "model": options.model,
             "parameters": count, "batch": options.batch, "steps": options.steps, "repeats": options.repeats,
             "run": " | ".join(title.splitlines()),
         })  # fmt: skip
