@@ -188,22 +188,24 @@ class Trained:
         """The one with the highest mean score on validation data."""
         return max(arms, key=lambda one: self.scores(one, test=False).mean())
 
-    def turned(self, one: Arm, since: float = 0.0, layers: bool = False) -> Array:
-        """Mean rotation after the share `since` of the run: of scale-invariant layers (all, where none is), shape (seed,); of every
-        layer, shape (seed, layer), with `layers`."""
-        return self.mean(one, "rotation", since) if layers else self.mean(one, "rotation", since)[:, invariant(self.runs[one.name][0])].mean(1)
+    def path(self, one: Arm, quantity: str = "rotation") -> Array:
+        """Mean of ``norm``, ``rotation`` or ``spread`` over scale-invariant layers (all, where none is), shape (seed, time)."""
+        return np.stack([getattr(run, quantity)[:, invariant(run)].mean(1) for run in self.runs[one.name]])
+
+    def turned(self, one: Arm) -> Array:
+        """Mean of that of the rotation over the run, shape (seed,)."""
+        return self.path(one).mean(1)
 
     def mean(self, one: Arm, quantity: str, since: float = 0.0) -> Array:
         """Mean over time of ``norm``, ``rotation`` or ``spread`` after the share `since` of the run, shape (seed, layer)."""
-        late = [np.asarray(run.step) > since * one.recipe.steps for run in self.runs[one.name]]
-        return np.stack([getattr(run, quantity)[at].mean(0) for run, at in zip(self.runs[one.name], late, strict=True)])
+        return np.stack([getattr(run, quantity)[run.step > since * one.recipe.steps].mean(0) for run in self.runs[one.name]])
 
     def diverged(self, one: Arm) -> int:
         """How many of its runs did."""
         return sum(run.diverged is not None for run in self.runs[one.name])
 
 
-Stage = Callable[[Scale, Trained], Sequence[Arm]]
+Stage = Callable[[Scale, Trained], Iterable[Arm]]
 
 
 @dataclass(frozen=True)
