@@ -38,7 +38,7 @@ class Claim:
         interval: Half width of its 95 % interval.
         margin: Smallest difference of interest, or the band; 0 where there is none.
         unit: ``points`` of accuracy, ``nats`` of loss (a lower loss counts as higher), "" for others.
-        a, a_spread, b, b_spread: Means and standard deviations over the seeds.
+        a, a_spread, b, b_spread: Means and standard deviations over the seeds; of losses, as they are.
         seeds: Pairs.
         note: What must be known beside it.
     """
@@ -182,5 +182,6 @@ def _claim(
 ) -> Claim:  # fmt: skip
     count = min(len(a), len(b))
     spread = [float(x[:count].std(ddof=1)) if count > 1 else math.nan for x in (a, b)]
-    means = [float(x[:count].mean()) if count else math.nan for x in (a, b)]
+    sign = -1.0 if unit == "nats" else 1.0
+    means = [sign * float(x[:count].mean()) if count else math.nan for x in (a, b)]
     return Claim(subject, claim, rule, verdict, mean, half, margin, unit, means[0], spread[0], means[1], spread[1], count, note)

@@ -39,7 +39,7 @@ def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
             for total in _TOTALS:
                 decay = scale.decay(lr, total, network == "gpt")
                 recipe = scale.recipe(network, optimizer, rounded(lr), decay)
-                yield arm(recipe, 1, False, task=task, arm="baseline", lr=rounded(lr), decay=decay)
+                yield arm(recipe, 1, False, task=task, kind="baseline", lr=rounded(lr), decay=decay)
 
 
 def _compared(scale: Scale, found: Trained) -> Iterator[Arm]:
@@ -51,17 +51,17 @@ def _compared(scale: Scale, found: Trained) -> Iterator[Arm]:
             ("no decay", replace(best.recipe, hyper={**hyper, "weight_decay": 0.0})),
             ("RV zero-shot", replace(best.recipe, rotational={}, standardized=gain)),
         ):
-            yield arm(recipe, scale.seeds, True, task=task, arm=name, lr=hyper["lr"], decay=recipe.hyper["weight_decay"])
+            yield arm(recipe, scale.seeds, True, task=task, kind=name, lr=hyper["lr"], decay=recipe.hyper["weight_decay"])
 
 
 def _matched(scale: Scale, found: Trained) -> Iterator[Arm]:
     for task in TASKS:
-        zero = found.one(task=task, arm="RV zero-shot").recipe
-        target = float(np.nanmean(found.turned(found.one(final=True, task=task, arm="baseline"))))
+        zero = found.one(task=task, kind="RV zero-shot").recipe
+        target = float(np.nanmean(found.turned(found.one(final=True, task=task, kind="baseline"))))
         schedules = {"RV few-shot": "", **({"RV few-shot, cos^2": _COS2} if zero.optimizer == "adamw" else {})}
         for name, schedule in schedules.items():
             recipe = matched(replace(zero, rotation_schedule=schedule), target)
-            yield arm(recipe, scale.seeds, True, task=task, arm=name, lr=zero.hyper["lr"], decay=recipe.hyper["weight_decay"])
+            yield arm(recipe, scale.seeds, True, task=task, kind=name, lr=zero.hyper["lr"], decay=recipe.hyper["weight_decay"])
 
 
 def matched(recipe: Recipe, rotation: float) -> Recipe:
@@ -92,7 +92,7 @@ def matched(recipe: Recipe, rotation: float) -> Recipe:
 def _judge(scale: Scale, found: Trained) -> Sequence[Claim]:
     claims = []
     for task in TASKS:
-        arms = {one.facts["arm"]: one for one in found.select(final=True, task=task)}
+        arms = {one.facts["kind"]: one for one in found.select(final=True, task=task)}
         score = {name: found.scores(one) for name, one in arms.items()}
         base, few, of = score["baseline"], arms["RV few-shot"], unit(arms["baseline"])
         decays = f"decay {few.facts['decay']:g} from {arms['baseline'].facts['decay']:g}"

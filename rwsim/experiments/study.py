@@ -5,6 +5,7 @@ is evaluated for arms that are `final`.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +19,8 @@ from rwsim.experiments.lanes import Outcome
 from rwsim.experiments.train import Recipe
 from rwsim.theory.noise import Array
 
-# Largest lr times decay: runs of a few steps would otherwise need more than 1.
-_LARGEST = 0.2
+# Runs of fewer steps get the decay of so many: lr times decay would otherwise be larger than 1.
+_SHORT = 50
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Scale:
             >>> SCALES["gpu"].decay(lr=0.01, total=10.0)
             1.0
         """
-        return rounded(min(total / (self.gpt_steps if text else self.steps), _LARGEST) / lr)
+        return rounded(total / max(self.gpt_steps if text else self.steps, _SHORT) / lr)
 
     def spaced(self, low: float, high: float, more: int = 0) -> tuple[float, ...]:
         """`points` and `more` numbers from `low` to `high`, evenly on a log scale."""
@@ -131,10 +132,10 @@ def arm(recipe: Recipe, seeds: int, final: bool, **facts: float | int | str) -> 
     """An arm that is named by its facts.
 
     Example:
-        >>> arm(SCALES["smoke"].recipe("resnet", "adamw", 0.01, 1.0), 1, False, kind="baseline", lr=0.01).name
-        'search-baseline-lr0.01'
+        >>> arm(SCALES["smoke"].recipe("resnet", "adamw", 0.01, 1.0), 1, False, kind="no decay", lr=0.01).name
+        'search-no-decay-lr0.01'
     """
-    words = [value if isinstance(value, str) else f"{key}{value:g}" for key, value in facts.items()]
+    words = [re.sub(r"[^\w^]+", "-", value) if isinstance(value, str) else f"{key}{value:g}" for key, value in facts.items()]
     return Arm("-".join([*([] if final else ["search"]), *words]), recipe, seeds, final, facts)
 
 

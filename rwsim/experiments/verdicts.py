@@ -38,8 +38,8 @@ class Verdicts:
         first = (
             f"The claim that {study.claim}: **{overall(claims)}** here. Of {len(claims)} comparisons {count[HELD]} held, {count[FAILED]} did "
             f"not and {count[UNDECIDED]} are undecided (95 % intervals over seeds, paired). {len(runs)} runs of {len(trained.arms)} "
-            f"configurations, {searched} of them a search on validation data; {lost or 'none'} diverged and count{'' if lost else 's'} as "
-            f"guessing. What differs from the paper: it trained {study.paper}; {study.differs}."
+            f"configurations, {searched} of them a search on validation data; {f'{lost} diverged and count as guessing' if lost else 'none diverged'}. "
+            f"What differs from the paper: it trained {study.paper}; {study.differs}."
         )
         arms = sorted(trained.arms.values(), key=lambda one: not one.final)
         lines = []
