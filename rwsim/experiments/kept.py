@@ -83,7 +83,9 @@ def read_trained(settings: Mapping[str, Any], out: Path) -> Trained:
             told = {(row["arm"], row["seed"]): row for row in csv.DictReader(lines)}
         at = SERIES_NAME
         with gzip.open(out / at, "rt", newline="") as file:
-            series = {(row[0], row[1], row[2], row[3]): np.array(row[4].split(), dtype=float) for row in csv.reader(file) if row[0] != "arm"}
+            series = {
+                (row[0], row[1], row[2], row[3]): np.array(row[4].split(), dtype=float) for row in csv.reader(file) if row[0] != "arm"
+            }
         at = "settings.json"
         pairs = []
         for name, facts in settings["arms"].items():

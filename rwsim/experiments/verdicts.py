@@ -64,7 +64,9 @@ class Verdicts:
         return out.getvalue()
 
     def to_json(self) -> dict[str, Any]:
-        claims = [{key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in vars(one).items()} for one in self.claims]
+        claims = [
+            {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in vars(one).items()} for one in self.claims
+        ]
         return {"claims": claims, "verdict": overall(self.claims), "says": list(self.says)}
 
     def markdown(self, name: str, settings: Mapping[str, Any]) -> str:
