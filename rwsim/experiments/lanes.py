@@ -90,14 +90,13 @@ def train_lanes(
     began = time.monotonic()
     splits = {count: data.split(count) for count in {lane.recipe.validation for lane in lanes}}
     lots = [lanes] if device.type == "cuda" else [[lane] for lane in lanes]
-    runs: list[Run] = []
+    found: list[Outcome] = []
     for lot in lots:
-        some = [Run(lane.recipe, lane.seed, splits[lane.recipe.validation], device) for lane in lot]
-        for done in go(some, graph and device.type == "cuda"):
+        runs = [Run(lane.recipe, lane.seed, splits[lane.recipe.validation], device) for lane in lot]
+        for done in go(runs, graph and device.type == "cuda"):
             if heard is not None:
-                heard(len(runs) * lanes[0].recipe.steps + done)
-        runs += some
-    found = [_outcome(run, lane) for run, lane in zip(runs, lanes, strict=True)]
+                heard(len(found) * lanes[0].recipe.steps + done)
+        found += [_outcome(run, lane) for run, lane in zip(runs, lot, strict=True)]
     seconds = (time.monotonic() - began) / max(1, len(lanes))
     return [replace(outcome, seconds=seconds) for outcome in found]
 
