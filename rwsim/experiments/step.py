@@ -39,8 +39,8 @@ class Graph:
         """Capture the work, which is not done then; whether that worked. It must have been done before."""
         if self.refused or self._graph is not None:
             return self.captured
-        found = torch.cuda.CUDAGraph()
         try:
+            found = torch.cuda.CUDAGraph()
             with torch.cuda.graph(found):
                 self._record()
         except RuntimeError:  # a driver or an operator that cannot: the plain way is slower and as right

@@ -149,13 +149,15 @@ def make_optimizer(recipe: Recipe, model: nn.Module, seed: int = 0) -> torch.opt
     groups = [{"params": matrices, "weight_decay": hyper.pop("weight_decay")}]
     if vectors and not recipe.frozen:
         groups.append({"params": vectors, "weight_decay": 0.0})
-    cuda = all(param.is_cuda for param in model.parameters())
+    fast: dict[str, Any] = {}
+    if all(param.is_cuda for param in model.parameters()):
+        fast = _ON_CUDA[recipe.optimizer] if recipe.rotational is None else {"capturable": True}
     if recipe.rotational is None:
         for name in ("rotation_schedule", "imbalance"):
             if getattr(recipe, name):
                 raise InvalidArgument(name, "needs a rotational variant", getattr(recipe, name), "give rotational={}")
-        return OPTIMIZERS[recipe.optimizer](groups, **hyper, **(_ON_CUDA[recipe.optimizer] if cuda else {}))
-    optimizer = ROTATIONAL[recipe.optimizer](groups, **hyper, **({"capturable": True} if cuda else {}), **recipe.rotational)
+        return OPTIMIZERS[recipe.optimizer](groups, **hyper, **fast)
+    optimizer = ROTATIONAL[recipe.optimizer](groups, **hyper, **fast, **recipe.rotational)
     # The first gradients are then of weights without their means, and no step turns by what was centred.
     optimizer.centre()
     if recipe.imbalance is not None:

@@ -28,8 +28,7 @@ _SERIES = (
 )
 _SCHEDULES = {
     "constant": "constant", "linear": "linear to zero", "cosine": "cosine to zero", "cosine2": "cosine squared to zero",
-    "wsd": "constant, last fifth linear to zero",
-    "step": "a tenth after 1/2 and 3/4",
+    "wsd": "constant, last fifth linear to zero", "step": "a tenth after 1/2 and 3/4",
 }  # fmt: skip
 
 

@@ -16,10 +16,10 @@ SHAPES = ("constant", "linear", "cosine", "cosine2", "wsd", "step")
 def schedule_factors(name: str, steps: int) -> Array | None:
     """Factors on lr of a named schedule, shape (steps,); None for ``constant``.
 
-    At t = 0 ... T-1: ``constant``; ``linear``, 1 - t/T; ``cosine``, (1 + cos(pi t/T))/2; ``cosine2``, its square; ``wsd`` (warmup, stable, decay),
-    constant and then linear to zero over the last fifth; ``step``, a tenth after half and again after three quarters. Each
-    optionally behind a linear warmup over a share of the walk, ``warmup0.1+cosine``, T then counts what is left; ``warmup0.1``
-    alone stays at 1.
+    At t = 0 ... T-1: ``constant``; ``linear``, 1 - t/T; ``cosine``, (1 + cos(pi t/T))/2; ``cosine2``, the square of that; ``wsd``
+    (warmup, stable, decay), constant and then linear to zero over the last fifth; ``step``, a tenth after half and again after three
+    quarters. Each optionally behind a linear warmup over a share of the walk, ``warmup0.1+cosine``, T then counts what is left;
+    ``warmup0.1`` alone stays at 1.
 
     Raises:
         InvalidArgument: Another name.
