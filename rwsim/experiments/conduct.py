@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -11,14 +11,24 @@ from typing import Any
 
 import torch
 
-from rwsim.errors import InvalidArgument
 from rwsim.experiments.compare import MARGINS
 from rwsim.experiments.kept import packed, read_trained, unpacked, write_trained
 from rwsim.experiments.lanes import Lane, Outcome, train_lanes
 from rwsim.experiments.run import (
-    RUNS, Settings, data_of, described, finish, finished, in_processes, load_run, plain, set_up, take_up, write_text,
+    RUNS,
+    Settings,
+    data_of,
+    described,
+    finish,
+    finished,
+    in_processes,
+    load_run,
+    plain,
+    set_up,
+    take_up,
+    write_text,
 )  # fmt: skip
-from rwsim.experiments.study import SCALES, Arm, Scale, Study, Trained
+from rwsim.experiments.study import SCALES, Arm, Study, Trained
 from rwsim.experiments.train import write
 from rwsim.experiments.verdicts import Verdicts
 

@@ -1,7 +1,7 @@
 """What a study keeps: `runs.csv`, a line a run; `series.csv.gz`, what was measured of final arms; `settings.json` has all arms.
 
-A line of the series holds the means of a quantity over windows of steps, in one column, by spaces: ``step`` (last of each window), ``norm``,
-``rotation`` and ``spread`` of a layer; ``loss`` (training, over equal windows of the run); ``neurons``: rotation of a layer's first 64
+A line of the series holds the means of a quantity over windows of steps, in one column, by spaces: ``step`` (last of each window),
+``norm``, ``rotation`` and ``spread`` of a layer; ``loss`` (training, over equal windows of the run); ``neurons``: rotation of a layer's first 64
 neurons over the last fifth of the run, of the first seed.
 """
 

@@ -18,7 +18,7 @@ import torch
 
 import rwsim
 from rwsim.errors import InvalidArgument, StorageError, Unavailable
-from rwsim.experiments.case import Case, Config, Experiment
+from rwsim.experiments.case import Case, Experiment
 from rwsim.experiments.data import Data, load_images, load_text
 from rwsim.experiments.findings import Findings
 from rwsim.experiments.measure import Watch

@@ -1,7 +1,7 @@
 """`standardize`: weight standardization on top of layer normalization (the paper's Figure 7).
 
-Claim: layer normalization leaves single neurons scale-sensitive, so that they turn at different rates. Weight standardization balances them, as
-a rotational variant does, and both do better than plain training.
+Claim: layer normalization leaves single neurons scale-sensitive, so that they turn at different rates. Weight standardization balances them,
+as a rotational variant does, and both do better than plain training.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,8 @@ STANDARDIZE = Study(
     "a layer-normalized ResNet-18, plain, with weight standardization, and as a rotational variant, over learning rates",
     "weight standardization and the rotational variant balance the neurons of a layer-normalized network and train it better",
     "a layer-normalized ResNet-18 on CIFAR-100 for 200 epochs, decay 5e-4, batches of 256, warmup and cosine",
-    "here one of a quarter of the width on Fashion-MNIST trains for 1,000 steps or fewer with SGDM, a larger decay and batches of 128 or fewer",
+    "here one of a quarter of the width on Fashion-MNIST trains for 1,000 steps or fewer with SGDM, a larger decay and batches of "
+    "128 or fewer",
     (_search, _best),
     _judge,
 )

@@ -1,7 +1,7 @@
 """`tradeoff`: learning rate against weight decay at a constant product (the paper's Figure 4 and, for GPT, appendix J).
 
-Claim: along such a line a rotational variant turns alike, so that the learning rate only sets how fast gains and biases move: at a small one
-it does as well as with frozen gains and biases, at a large one worse than at its best. The baseline is changed by transients as well: at a
+Claim: along such a line a rotational variant turns alike, so that the learning rate only sets how fast gains and biases move: at a small
+one it does as well as with frozen gains and biases, at a large one worse than at its best. The baseline is changed by transients as well: at a
 large learning rate it turns too fast at first, at a small one too slowly, and on text it hangs on the learning rate more than the variant.
 """
 
@@ -78,8 +78,8 @@ TRADEOFF = Study(
     "learning rate against decay at a constant product: baseline, rotational variant, and with frozen gains and biases",
     "at a constant product the learning rate acts through gains, biases and transients, and the variant has no transients",
     "ResNet-20 on CIFAR-10 at lr times decay 5e-4 and GPT2-124M on Wikitext at 2.5e-3, AdamW, warmup and cosine",
-    "here a ResNet-20 on Fashion-MNIST and a small GPT on bytes of a text train for 1,000 steps or fewer, at products of 1e-2 and 5e-3 for the "
-    "equilibrium to be reached",
+    "here a ResNet-20 on Fashion-MNIST and a small GPT on bytes of a text train for 1,000 steps or fewer, at products of 1e-2 and 5e-3 for "
+    "the equilibrium to be reached",
     (_arms,),
     _judge,
 )

@@ -35,11 +35,12 @@ class Verdicts:
         runs = [run for one in trained.runs.values() for run in one]
         lost = sum(run.diverged is not None for run in runs)
         searched = sum(not one.final for one in trained.arms.values())
+        ended = f"{lost} diverged and count as guessing" if lost else "none diverged"
         first = (
-            f"The claim that {study.claim}: **{overall(claims)}** here. Of {len(claims)} comparisons {count[HELD]} held, {count[FAILED]} did "
-            f"not and {count[UNDECIDED]} are undecided (95 % intervals over seeds, paired). {len(runs)} runs of {len(trained.arms)} "
-            f"configurations, {searched} of them a search on validation data; {f'{lost} diverged and count as guessing' if lost else 'none diverged'}. "
-            f"What differs from the paper: it trained {study.paper}; {study.differs}."
+            f"The claim that {study.claim}: **{overall(claims)}** here. Of {len(claims)} comparisons {count[HELD]} held, {count[FAILED]} "
+            f"did not and {count[UNDECIDED]} are undecided (95 % intervals over seeds, paired). {len(runs)} runs of {len(trained.arms)} "
+            f"configurations, {searched} of them a search on validation data; {ended}. What differs from the paper: it trained "
+            f"{study.paper}; {study.differs}."
         )
         arms = sorted(trained.arms.values(), key=lambda one: not one.final)
         lines = []
@@ -90,10 +91,8 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _cells(claim: Claim) -> tuple[str, ...]:
     means = [f"{mean:.4g} ± {spread:.2g}" for mean, spread in ((claim.a, claim.a_spread), (claim.b, claim.b_spread))]
     margin = f"{claim.margin:g}" if claim.margin else "-"
-    return (
-        claim.subject, claim.claim, claim.rule, claim.verdict, f"{claim.difference:+.3g}", f"{claim.interval:.2g}", margin, claim.unit or "-",
-        *means, str(claim.seeds), claim.note or "-",
-    )  # fmt: skip
+    difference = [f"{claim.difference:+.3g}", f"{claim.interval:.2g}", margin, claim.unit or "-"]
+    return (claim.subject, claim.claim, claim.rule, claim.verdict, *difference, *means, str(claim.seeds), claim.note or "-")
 
 
 def _spread(values: Any) -> str:
