@@ -12,7 +12,9 @@ from rwsim.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from rwsim.experiments.case import Experiment
+    from rwsim.experiments.conduct import StudyResult
     from rwsim.experiments.run import Result, Settings
+    from rwsim.experiments.study import Study
 
 _RUNNING = Group("Running", sort_key=3)
 # Said where matplotlib is missing: the records are there.
@@ -37,10 +39,10 @@ def experiment(
     json_file: Annotated[Path | None, Parameter(name="--json", group=OUTPUT)] = None,
     quiet: Annotated[bool, Parameter(negative=(), group=OUTPUT)] = False,
 ) -> int:
-    """Train small real networks and compare norm and rotation of every layer with theory.
+    """Train small real networks: compare norm and rotation of every layer with theory, or trainings with each other.
 
-    The exit status is 0 if every band holds, 1 if one does not or is undecided. A run that was interrupted, or killed, goes on with
-    --resume. docs/experiments.md says what each experiment measures and how to get the data.
+    The exit status is 0 if every band and claim holds, 1 if one does not or is undecided. What was interrupted, or killed, goes on with
+    --resume. docs/experiments.md and docs/training.md say what each experiment measures, docs/experiments.md how to get the data.
 
     Parameters
     ----------
@@ -66,7 +68,7 @@ def experiment(
     workers
         Runs at a time, each a process. Default: one a core on the CPU, one on CUDA.
     save_every
-        Seconds between checkpoints of a run.
+        Seconds between checkpoints of a run. Where trainings are compared, runs are kept whole or not at all.
     out
         Directory for the results. Default: rwsim-NAME.
     json_file
@@ -74,13 +76,14 @@ def experiment(
     quiet
         Print nothing but errors.
     """
-    from rwsim.experiments import EXPERIMENTS
+    from rwsim.experiments import EXPERIMENTS, STUDIES
 
+    known: dict[str, Experiment | Study] = {**EXPERIMENTS, **STUDIES}
     if list_names:
-        print("\n".join(EXPERIMENTS))
+        print("\n".join(known))
         return HOLDS
-    if name not in EXPERIMENTS:
-        raise InvalidArgument("name", f"must be one of {', '.join(EXPERIMENTS)}", name, "see rwsim experiment --list")
+    if name not in known:
+        raise InvalidArgument("name", f"must be one of {', '.join(known)}", name, "see rwsim experiment --list")
     if workers is not None and workers < 1:
         raise InvalidArgument("workers", "must be at least 1", workers)
     if resume and replot:
@@ -89,13 +92,14 @@ def experiment(
     check_place("--out", out, folder=True)
     if json_file is not None:
         check_place("--json", json_file, folder=False)
+    from rwsim.experiments.conduct import kept_study
     from rwsim.experiments.run import Settings, kept
 
     if replot:
-        result = kept(EXPERIMENTS[name], out)
+        result: Result | StudyResult = kept_study(STUDIES[name], out) if name in STUDIES else kept(EXPERIMENTS[name], out)
     else:
         chosen = Settings.chosen(config, device, seed, data, text, workers, save_every)
-        result = _watched(EXPERIMENTS[name], chosen, out, resume, quiet)
+        result = _watched(known[name], chosen, out, resume, quiet)
     result.write(out)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -107,12 +111,14 @@ def experiment(
     return HOLDS if result.findings.passed else FAILS
 
 
-def _watched(which: "Experiment", chosen: "Settings", out: Path, resume: bool, quiet: bool) -> "Result":
+def _watched(which: "Experiment | Study", chosen: "Settings", out: Path, resume: bool, quiet: bool) -> "Result | StudyResult":
     """Run the experiment behind a progress bar."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from rwsim.experiments.conduct import conduct
     from rwsim.experiments.run import run
+    from rwsim.experiments.study import Study
 
     console = Console(quiet=quiet, highlight=False, soft_wrap=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"), TimeElapsedColumn())
@@ -127,16 +133,20 @@ def _watched(which: "Experiment", chosen: "Settings", out: Path, resume: bool, q
                 console.print(f"trained: {label}, {total} steps")
 
         try:
-            return run(which, chosen, out, resume, heard)
+            return conduct(which, chosen, out, resume, heard) if isinstance(which, Study) else run(which, chosen, out, resume, heard)
         except KeyboardInterrupt:
             console.print(f"Stopped; {out} keeps what was trained: the same command with --resume goes on.")
             raise
 
 
-def _drawn(result: "Result", out: Path) -> bool:
+def _drawn(result: "Result | StudyResult", out: Path) -> bool:
     if importlib.util.find_spec("matplotlib") is None:
         return False
-    from rwsim.plots import save_experiment
+    from rwsim.experiments.conduct import StudyResult
+    from rwsim.plots import save_experiment, save_study
 
-    save_experiment(result, out)
+    if isinstance(result, StudyResult):
+        save_study(result, out)
+    else:
+        save_experiment(result, out)
     return True

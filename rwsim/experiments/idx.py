@@ -32,6 +32,9 @@ class Images:
     def part(self, start: int, end: int) -> "Images":
         return Images(self.pixels[start:end], self.labels[start:end])
 
+    def at(self, places: Tensor) -> "Images":
+        return Images(self.pixels[places], self.labels[places])
+
     def to(self, device: torch.device) -> "Images":
         return Images(self.pixels.to(device), self.labels.to(device))
 

@@ -4,7 +4,8 @@ A neuron's weights are scale-invariant if the loss does not change when they are
 
 | network | scale-invariant | not |
 |---|---|---|
-| `ResNet` | every convolution: batch norm follows each (its eps leaves a little) | the head |
+| `ResNet`, batch norm | every convolution: batch norm follows each (its eps leaves a little) | the head |
+| `ResNet`, layer norm | none: all neurons of a convolution together are | all |
 | `VGG` | none | all |
 | `GPT` | none: layer norm stands before the linear layers, and over features | all |
 | any of them, standardized | whatever is standardized | the gains; the embeddings of `GPT` |
@@ -13,9 +14,10 @@ Initial weights come from an explicit generator.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,16 +34,20 @@ _GPT_DEVIATION = 0.02
 _ORIGINAL = "parametrizations.weight.original"
 
 
-class Block(nn.Module):
-    """Two 3x3 convolutions with batch norm around a shortcut, which is subsampled and padded with zeros where shapes differ."""
+# By name, for so many channels. Layer norm is over all channels and pixels of an image (paper, Benefit of Weight Standardization).
+NORMS: Mapping[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm2d, "layer": partial(nn.GroupNorm, 1)}
 
-    def __init__(self, before: int, width: int) -> None:
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with a norm around a shortcut, which is subsampled and padded with zeros where shapes differ."""
+
+    def __init__(self, before: int, width: int, norm: str) -> None:
         super().__init__()
         self.stride, self.more = width // before, width - before
         self.conv1 = nn.Conv2d(before, width, 3, stride=self.stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
+        self.norm1 = NORMS[norm](width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
+        self.norm2 = NORMS[norm](width)
 
     def forward(self, x: Tensor) -> Tensor:
         short = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more)) if self.more else x
@@ -49,26 +55,29 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet of He et al. 2016 for small images: 20 layers at 3 blocks a stage. Three stages of `width`, 2 `width` and 4 `width`
-    channels, the mean over the image, a linear head.
+    """ResNet of He et al. 2016 for small images: 20 layers at 3 blocks in each of 3 stages, 18 at 2 blocks in each of 4. Stages of
+    `width`, 2 `width`, 4 `width`, ... channels, the mean over the image, a linear head.
 
     Args:
         width: Channels of the first stage.
         blocks: A stage.
+        norm: ``"batch"`` or ``"layer"``.
+        stages: How many.
     """
 
-    def __init__(self, width: int = 16, blocks: int = 3) -> None:
+    def __init__(self, width: int = 16, blocks: int = 3, norm: str = "batch", stages: int = 3) -> None:
         super().__init__()
+        self.kind = norm
         self.conv = nn.Conv2d(1, width, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(width)
-        widths = [width] + [width << stage for stage in range(3) for _ in range(blocks)]
-        self.blocks = nn.Sequential(*(Block(*pair) for pair in pairwise(widths)))
+        self.norm = NORMS[norm](width)
+        widths = [width] + [width << stage for stage in range(stages) for _ in range(blocks)]
+        self.blocks = nn.Sequential(*(Block(*pair, norm) for pair in pairwise(widths)))
         self.head = nn.Linear(widths[-1], CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (image, 1, row, column) -> logits (image, class)."""
         x = self.conv(x)
-        if x.is_cuda:
+        if x.is_cuda and self.kind == "batch":
             # cuDNN's batch norm of the other format keeps as many blocks busy as there are channels: a quarter of a step.
             x = x.contiguous(memory_format=torch.channels_last)
         return self.head(self.blocks(F.relu(self.norm(x))).mean((2, 3)))
@@ -145,10 +154,12 @@ class GPT(nn.Module):
         return self.head(self.norm(self.layers(self.token(x) + self.place.weight[: x.shape[1]])))
 
 
-NETWORKS: Mapping[str, type[nn.Module]] = {"resnet": ResNet, "vgg": VGG, "gpt": GPT}
+NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
+    "resnet": ResNet, "resnet18": partial(ResNet, blocks=2, stages=4), "vgg": VGG, "gpt": GPT,
+}  # fmt: skip
 
 
-def build(network: str, seed: int, standardized: bool = False, **size: Any) -> nn.Module:
+def build(network: str, seed: int, standardized: bool | Literal["gain"] = False, **size: Any) -> nn.Module:
     """A network of `NETWORKS` on the CPU, its weights drawn from a generator of that seed.
 
     Convolutions and linear layers get normal weights of variance 2 / fan_in, the heads of image networks 1 / fan_in; GPT gets GPT-2's
@@ -157,7 +168,8 @@ def build(network: str, seed: int, standardized: bool = False, **size: Any) -> n
     Args:
         network: Its name.
         seed: Of the weights.
-        standardized: Standardize every linear and convolutional layer, with gains (`rwsim.rotational.layers.standardize`).
+        standardized: Standardize every linear and convolutional layer, with gains (`rwsim.rotational.layers.standardize`);
+            ``"gain"``: gains alone, with which norms that a rotational variant fixes need not matter (paper, section 4).
         **size: The constructor's.
 
     Example:
@@ -170,14 +182,14 @@ def build(network: str, seed: int, standardized: bool = False, **size: Any) -> n
     model.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for name, module in model.named_modules():
-        if isinstance(module, (nn.BatchNorm2d, nn.LayerNorm)):
+        if isinstance(module, (nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)):
             module.reset_parameters()
         elif isinstance(module, (nn.Conv2d, nn.Linear, nn.Embedding)):
             with torch.no_grad():
                 module.weight.normal_(std=_deviation(model, name, module.weight), generator=generator)
                 if getattr(module, "bias", None) is not None:
                     module.bias.zero_()  # type: ignore[operator, union-attr]  # a bias is a parameter
-    return standardize(model) if standardized else model
+    return standardize(model, standardize=standardized != "gain") if standardized else model
 
 
 def _deviation(model: nn.Module, name: str, weight: Tensor) -> float:
@@ -202,9 +214,9 @@ def scale_invariant(model: nn.Module) -> frozenset[str]:
         >>> sorted(set(weights(model := build("resnet", seed=0, width=2, blocks=1))) - scale_invariant(model))
         ['head']
     """
-    normalized = (
-        {"conv", *(f"blocks.{i}.conv{k}" for i in range(len(model.blocks)) for k in (1, 2))} if isinstance(model, ResNet) else set()
-    )
+    normalized: set[str] = set()
+    if isinstance(model, ResNet) and model.kind == "batch":
+        normalized = {"conv", *(f"blocks.{i}.conv{k}" for i in range(len(model.blocks)) for k in (1, 2))}
     return frozenset(name for name in weights(model) if name in normalized or _standardized(model.get_submodule(name)))
 
 

@@ -56,15 +56,17 @@ class Series:
 Records = Mapping[str, Series]
 
 
-def windows(step: NDArray[np.int64], values: Mapping[str, Array], steps: int) -> tuple[NDArray[np.int64], dict[str, Array]]:
-    """Means over equal windows of a run of `steps`, at most `WINDOWS`, each with a measurement: (last step, values (time, layer)).
+def windows(
+    step: NDArray[np.int64], values: Mapping[str, Array], steps: int, most: int = WINDOWS
+) -> tuple[NDArray[np.int64], dict[str, Array]]:
+    """Means over equal windows of a run of `steps`, at most `most`, each with a measurement: (last step, values (time, layer)).
 
     Example:
         >>> last, found = windows(np.arange(1, 241), {"norm": np.arange(240.0)[:, None]}, 240)
         >>> last[:2].tolist(), found["norm"][:2, 0].tolist()
         ([2, 4], [0.5, 2.5])
     """
-    count = min(WINDOWS, len(step))
+    count = min(most, len(step))
     edges = np.linspace(0, steps, count + 1).round().astype(int)
     at = np.searchsorted(edges, step, side="left") - 1
     full = [k for k in range(count) if (at == k).any()]

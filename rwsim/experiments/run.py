@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -18,13 +18,13 @@ import torch
 
 import rwsim
 from rwsim.errors import InvalidArgument, StorageError, Unavailable
-from rwsim.experiments.case import Case, Config, Experiment
+from rwsim.experiments.case import Case, Experiment
 from rwsim.experiments.data import Data, load_images, load_text
 from rwsim.experiments.findings import Findings
 from rwsim.experiments.measure import Watch
 from rwsim.experiments.records import NAME, Layer, Records, Series, layer_facts, read_records, write_records
 from rwsim.experiments.says import verdict
-from rwsim.experiments.train import TrainingDiverged, train, write
+from rwsim.experiments.train import Recipe, TrainingDiverged, train, write
 
 SETTINGS, RUNS = "settings.json", "runs"
 # One thread a process on the CPU: networks this small gain nothing from a second.
@@ -86,8 +86,8 @@ class Result:
 
     def write(self, out: Path) -> None:
         """table.csv and summary.md to a directory that holds the rest."""
-        _written(out / "table.csv", self.findings.table())
-        _written(out / "summary.md", self.findings.markdown(self.experiment.name, self.settings))
+        write_text(out / "table.csv", self.findings.table())
+        write_text(out / "summary.md", self.findings.markdown(self.experiment.name, self.settings))
 
     def to_json(self) -> dict[str, Any]:
         """{"meta": {...}, "rows": [...], "says": [...]}; null where there is no number."""
@@ -113,21 +113,25 @@ def run(
     """
     config = experiment.configs[settings.config]
     for case in config.cases:
-        _data(case, settings)  # refused before any training, not after an hour of it
-    facts = _facts(experiment, config, settings)
-    _claim(out, facts, resume)
+        data_of(case.recipe, settings)  # refused before any training, not after an hour of it
+    cases = {case.name: {"recipe": plain(case.recipe)} for case in config.cases}
+    facts = {**described(experiment.name, settings), "cases": cases}
+    take_up(out, facts, resume)
     seeds = range(settings.seed, settings.seed + config.seeds)
     left = [(case, seed) for case in config.cases for seed in seeds if _kept_run(out, case, seed) is None]
-    _train_all(left, settings, out, heard)
+
+    def told(job: tuple[Case, int], done: int | None = None) -> None:
+        case, seed = job
+        if heard is not None:
+            heard(f"{case.name}, seed {seed}", case.recipe.steps if done is None else done, case.recipe.steps)
+
+    in_processes(left, partial(_train_one, settings, out), settings.workers, told)
     records = {case.name: _joined([_kept_run(out, case, seed) for seed in seeds], seeds) for case in config.cases}
     for name, series in records.items():
         facts["cases"][name] |= {"layers": layer_facts(series.layers), "seeds": list(series.seeds), "runs": list(series.runs)}
     facts["seconds"] = round(sum(one["seconds"] for series in records.values() for one in series.runs), 1)
     write_records(records, out / NAME)
-    _written(out / SETTINGS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
-    for path in (out / RUNS).iterdir():
-        path.unlink()
-    (out / RUNS).rmdir()
+    finish(out, facts)
     return kept(experiment, out)
 
 
@@ -137,23 +141,22 @@ def kept(experiment: Experiment, out: Path) -> Result:
     Raises:
         InvalidArgument: No whole result of this experiment is there.
     """
-    facts = _read_settings(out)
-    if facts is None or (out / RUNS).exists():
-        raise InvalidArgument("out", "must hold a finished experiment", str(out), "name its directory, or finish it with --resume")
-    if facts["experiment"] != experiment.name:
-        raise InvalidArgument("out", f"must hold results of {experiment.name}", str(out), f"it holds {facts['experiment']}")
+    facts = finished(experiment.name, out)
     records, config = read_records(out / NAME, facts["cases"]), experiment.configs[facts["config"]]
     found = experiment.analyse(config, records)
     return Result(experiment, facts, records, Findings(found.rows, (verdict(experiment, config, found.rows), *found.says)))
 
 
-def _facts(experiment: Experiment, config: Config, settings: Settings) -> dict[str, Any]:
-    """What decides the numbers first; `_claim` compares that."""
-    cases = {case.name: {"recipe": json.loads(json.dumps(asdict(case.recipe)))} for case in config.cases}
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as JSON holds it."""
+    return json.loads(json.dumps(asdict(recipe)))
+
+
+def described(name: str, settings: Settings) -> dict[str, Any]:
+    """What decides the numbers of an experiment, first, and with what it was run; `take_up` compares the former."""
     cuda = settings.device == "cuda"
     return {
-        "rwsim": rwsim.__version__, "experiment": experiment.name, "config": settings.config, "seed": settings.seed,
-        "device": settings.device, "cases": cases,
+        "rwsim": rwsim.__version__, "experiment": name, "config": settings.config, "seed": settings.seed, "device": settings.device,
         "card": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(), "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None, "tf32": bool(cuda), "python": platform.python_version(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "command": " ".join(["rwsim", *sys.argv[1:]]),
@@ -163,17 +166,17 @@ def _facts(experiment: Experiment, config: Config, settings: Settings) -> dict[s
 _IDENTITY = ("rwsim", "experiment", "config", "seed", "device")
 
 
-def _claim(out: Path, facts: Mapping[str, Any], resume: bool) -> None:
+def take_up(out: Path, facts: Mapping[str, Any], resume: bool) -> None:
     """Take a directory, or take it up again."""
     there = _read_settings(out)
     if there is not None and not resume:
         remedy = "give --resume to go on with it, --replot to draw it again, or another directory"
         raise InvalidArgument("out", "must not hold an experiment already", str(out), remedy)
     if there is not None:
-        recipes = [{name: case["recipe"] for name, case in one["cases"].items()} for one in (there, facts)]
-        changed = [key for key in _IDENTITY if there[key] != facts[key]] + (["cases"] if recipes[0] != recipes[1] else [])
+        recipes = [{name: case["recipe"] for name, case in one.get("cases", {}).items()} for one in (there, facts)]
+        changed = [key for key in _IDENTITY if there.get(key) != facts[key]] + (["cases"] if recipes[0] != recipes[1] else [])
         if changed:
-            got = f"{changed[0]} {there[changed[0]]}" if changed[0] != "cases" else "other cases"
+            got = f"{changed[0]} {there.get(changed[0])}" if changed[0] != "cases" else "other cases"
             raise InvalidArgument(
                 "out", f"must hold what is to be resumed, with the same {changed[0]}", got, "give the options it began with"
             )
@@ -182,9 +185,31 @@ def _claim(out: Path, facts: Mapping[str, Any], resume: bool) -> None:
     try:
         (out / RUNS).mkdir(parents=True, exist_ok=True)
         if there is None:
-            _written(out / SETTINGS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
+            write_text(out / SETTINGS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise StorageError(f"{out} cannot be written: {error.strerror}.") from None
+
+
+def finish(out: Path, facts: Mapping[str, Any]) -> None:
+    """Write the settings of a directory whose other files are there, and drop what only a run that goes on would need."""
+    write_text(out / SETTINGS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
+    for path in (out / RUNS).iterdir():
+        path.unlink()
+    (out / RUNS).rmdir()
+
+
+def finished(name: str, out: Path) -> dict[str, Any]:
+    """The settings of a directory that holds a whole result.
+
+    Raises:
+        InvalidArgument: It does not, or one of another experiment.
+    """
+    facts = _read_settings(out)
+    if facts is None or (out / RUNS).exists():
+        raise InvalidArgument("out", "must hold a finished experiment", str(out), "name its directory, or finish it with --resume")
+    if facts["experiment"] != name:
+        raise InvalidArgument("out", f"must hold results of {name}", str(out), f"it holds {facts['experiment']}")
+    return facts
 
 
 def _read_settings(out: Path) -> dict[str, Any] | None:
@@ -196,7 +221,7 @@ def _read_settings(out: Path) -> dict[str, Any] | None:
         raise InvalidArgument("out", f"holds a {SETTINGS} that cannot be read", str(out), type(error).__name__) from None
 
 
-def _written(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.part")
     draft.write_text(text)
     os.replace(draft, path)
@@ -208,7 +233,11 @@ def _run_file(out: Path, case: Case, seed: int, kind: str) -> Path:
 
 def _kept_run(out: Path, case: Case, seed: int) -> dict[str, Any] | None:
     """What a finished run left, or None."""
-    path = _run_file(out, case, seed, "done")
+    return load_run(_run_file(out, case, seed, "done"))
+
+
+def load_run(path: Path) -> dict[str, Any] | None:
+    """What `write` kept; None where there is no such file."""
     if not path.exists():
         return None
     try:
@@ -221,46 +250,48 @@ def _kept_run(out: Path, case: Case, seed: int) -> dict[str, Any] | None:
 _loaded: dict[Any, Data] = {}
 
 
-def _data(case: Case, settings: Settings) -> Data:
+def data_of(recipe: Recipe, settings: Settings) -> Data:
     """Loaded once a process."""
-    text = case.recipe.text
-    context = case.recipe.size.get("context", 128) if text else 0
+    context = recipe.size.get("context", 128) if recipe.text else 0
     key = (settings.text or settings.data, context, settings.device)
     if key not in _loaded:
-        found = load_text(settings.text or settings.data, context) if text else load_images(settings.data)
+        found = load_text(settings.text or settings.data, context) if recipe.text else load_images(settings.data)
         _loaded[key] = found.to(torch.device(settings.device))
     return _loaded[key]
 
 
-def _train_all(jobs: list[tuple[Case, int]], settings: Settings, out: Path, heard: Callable[[str, int, int], None] | None) -> None:
-    """Train all that is left; each keeps what it came to."""
+def in_processes(jobs: Sequence[Any], work: Callable[..., None], workers: int, told: Callable[..., None]) -> None:
+    """Do `work(job, heard)` for each job, in this process or, with `workers`, in several; each keeps what it came to.
 
-    def told(case: Case, seed: int, done: int) -> None:
-        if heard is not None:
-            heard(f"{case.name}, seed {seed}", done, case.recipe.steps)
-
-    if min(settings.workers, len(jobs)) <= 1:
-        for case, seed in jobs:
-            _train_one(case, seed, settings, out, partial(told, case, seed))
+    `told(job)` is called when one is done; in this process `told(job, done)` for what `heard(done)` hears on the way.
+    """
+    if min(workers, len(jobs)) <= 1:
+        for job in jobs:
+            work(job, partial(told, job))
         return
-    with ProcessPoolExecutor(min(settings.workers, len(jobs)), get_context("spawn")) as pool:
-        waiting = {pool.submit(_train_one, case, seed, settings, out): (case, seed) for case, seed in jobs}
+    with ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn")) as pool:
+        waiting = {pool.submit(work, job): job for job in jobs}
         try:
             for done in as_completed(waiting):
                 done.result()
-                case, seed = waiting[done]
-                told(case, seed, case.recipe.steps)
+                told(waiting[done])
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
-def _train_one(case: Case, seed: int, settings: Settings, out: Path, heard: Callable[[int], None] | None = None) -> None:
-    """Train one run and keep what it came to."""
+def set_up(device: torch.device) -> None:
+    """How this process computes."""
     torch.set_num_threads(_THREADS)
-    device = torch.device(settings.device)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32
+
+
+def _train_one(settings: Settings, out: Path, job: tuple[Case, int], heard: Callable[[int], None] | None = None) -> None:
+    """Train one run and keep what it came to."""
+    case, seed = job
+    device = torch.device(settings.device)
+    set_up(device)
     checkpoint = _run_file(out, case, seed, "checkpoint")
     watches: list[Watch] = []
 
@@ -272,7 +303,7 @@ def _train_one(case: Case, seed: int, settings: Settings, out: Path, heard: Call
     try:
         found = train(
             case.recipe,
-            _data(case, settings),
+            data_of(case.recipe, settings),
             seed,
             device,
             attached,

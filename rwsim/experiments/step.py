@@ -1,6 +1,6 @@
 """One step of training. On CUDA it is replayed from graphs: networks this small are bound by launches, not by arithmetic."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,100 @@ from rwsim.experiments.data import Order
 
 # Passes that cuDNN and the allocator are warmed up with before a graph is captured.
 _WARM = 3
+
+
+class Graph:
+    """Work that is done as it is written, or replayed from a CUDA graph once it is captured.
+
+    Args:
+        works: What is done. They must not depend on each other: in a graph each has a stream of its own.
+        refused: Whether never to capture.
+    """
+
+    def __init__(self, works: Sequence[Callable[[], object]], refused: bool = False) -> None:
+        self.works, self.refused = works, refused
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @property
+    def captured(self) -> bool:
+        return self._graph is not None
+
+    def __call__(self) -> None:
+        if self._graph is not None:
+            self._graph.replay()
+            return
+        for work in self.works:
+            work()
+
+    def capture(self) -> bool:
+        """Capture the work, which is not done then; whether that worked. It must have been done before."""
+        if self.refused or self._graph is not None:
+            return self.captured
+        try:
+            found = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(found):
+                self._record()
+        except RuntimeError:  # a driver or an operator that cannot: the plain way is slower and as right
+            self.refused = True
+            return False
+        self._graph = found
+        return True
+
+    def _record(self) -> None:
+        if len(self.works) == 1:
+            self.works[0]()
+            return
+        main, sides = torch.cuda.current_stream(), [torch.cuda.Stream() for _ in self.works]
+        for side, work in zip(sides, self.works, strict=True):
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                work()
+        for side in sides:
+            main.wait_stream(side)
+
+
+class Pass:
+    """Loss and gradients of a model, at items that stay in one place.
+
+    Args:
+        model: In training mode.
+        order: Of the batches.
+        autocast: Compute in bf16.
+
+    Attributes:
+        loss: Of the last pass; it stays in one place too.
+    """
+
+    def __init__(self, model: nn.Module, order: Order, autocast: bool) -> None:
+        self.model, self.order, self.autocast = model, order, autocast
+        self._items = order.items(0).clone()
+        self.loss = torch.zeros((), device=self._items.order.device)
+
+    def load(self, step: int) -> None:
+        """Take the items of step 0, 1, ..."""
+        self._items.copy_(self.order.items(step))
+
+    def __call__(self) -> None:
+        """Fresh gradients in the parameters, and the loss."""
+        self.model.zero_grad(set_to_none=True)
+        inputs, targets = self.order.data.batch(self._items)
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.autocast and inputs.is_cuda, cache_enabled=False):
+            loss = loss_of(self.model(inputs), targets)
+        loss.backward()
+        self.loss.copy_(loss.detach())
+
+    def warm(self) -> None:
+        """Make ready what a graph cannot; running statistics stay as they are."""
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(_WARM):
+                self()
+        torch.cuda.current_stream().wait_stream(aside)
+        self.model.zero_grad(set_to_none=True)
+        for buffer, value in zip(self.model.buffers(), buffers, strict=True):
+            buffer.copy_(value)
 
 
 class Step:
@@ -27,22 +121,19 @@ class Step:
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, order: Order, autocast: bool, capture: bool) -> None:
-        self.model, self.optimizer, self.order, self.autocast = model, optimizer, order, autocast
+        self.optimizer = optimizer
         self._bases = [group["lr"] for group in optimizer.param_groups]
-        self._gradients: torch.cuda.CUDAGraph | None = None
-        self._step: torch.cuda.CUDAGraph | None = None
-        self._refused = not capture
+        self._pass = Pass(model, order, autocast)
+        self._gradients, self._step = Graph([self._pass], not capture), Graph([self._stepped], not capture)
         if capture:
-            self._items, self._lrs = order.items(0).clone(), [torch.full((), lr, device="cuda") for lr in self._bases]
-            buffers = [buffer.clone() for buffer in model.buffers()]
-            self._gradients = self._tried(self._capture_gradients)
-            for buffer, value in zip(model.buffers(), buffers, strict=True):
-                buffer.copy_(value)
+            self._lrs = [torch.full((), lr, device="cuda") for lr in self._bases]
+            self._pass.warm()
+            self._step.refused = not self._gradients.capture()
 
     @property
     def captured(self) -> bool:
         """Whether `replay` can be called: from the second step on, when the optimizer has its state."""
-        return self._step is not None
+        return self._step.captured
 
     def schedule(self, factor: float) -> None:
         """Set each group's lr to `factor` times what it began with."""
@@ -53,68 +144,33 @@ class Step:
         """Take step 0, 1, ... with the optimizer's hooks; its loss."""
         loss = self._fresh(step)
         self.optimizer.step()
-        if self._gradients is not None and self._step is None and not self._refused:
-            self._step = self._tried(self._capture_step)
+        self._step.capture()
         return loss
 
     def replay(self, step: int) -> Tensor:
         """Take step 0, 1, ... without hooks; its loss."""
-        assert self._step is not None
         loss = self._fresh(step)
         for lr, group in zip(self._lrs, self.optimizer.param_groups, strict=True):
             lr.fill_(group["lr"])
-        self._step.replay()
+        self._step()
         return loss
 
     def _fresh(self, step: int) -> Tensor:
         """The loss, with fresh gradients in the parameters."""
-        if self._gradients is None:
-            self.model.zero_grad(set_to_none=True)
-            return self._pass(*self.order.batch(step))
-        self._items.copy_(self.order.items(step))
-        self._gradients.replay()
-        return self._loss
+        self._pass.load(step)
+        self._gradients()
+        return self._pass.loss
 
-    def _pass(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16, enabled=self.autocast and inputs.is_cuda, cache_enabled=False):
-            loss = loss_of(self.model(inputs), targets)
-        loss.backward()
-        return loss.detach()
-
-    def _tried(self, capture: Callable[[], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
-        try:
-            return capture()
-        except RuntimeError:  # a driver or an operator that cannot: the plain way is slower and as right
-            self._refused = True
-            return None
-
-    def _capture_gradients(self) -> torch.cuda.CUDAGraph:
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(_WARM):
-                self.model.zero_grad(set_to_none=True)
-                self._pass(*self.order.data.batch(self._items))
-        torch.cuda.current_stream().wait_stream(aside)
-        # The captured backward pass then allocates gradients of its own, and writes into them at each replay.
-        self.model.zero_grad(set_to_none=True)
-        found = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(found):
-            self._loss = self._pass(*self.order.data.batch(self._items))
-        return found
-
-    def _capture_step(self) -> torch.cuda.CUDAGraph:
+    def _stepped(self) -> None:
+        """A step whose lr is on the device."""
         floats = [group["lr"] for group in self.optimizer.param_groups]
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
             group["lr"] = lr
-        found = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(found):
-                self.optimizer.step()
+            self.optimizer.step()
         finally:
             for group, lr in zip(self.optimizer.param_groups, floats, strict=True):
                 group["lr"] = lr
-        return found
 
 
 def loss_of(logits: Tensor, targets: Tensor, reduction: str = "mean") -> Tensor:

@@ -8,11 +8,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from rwsim.experiments.data import Data, Order
 from rwsim.experiments.models import build
 from rwsim.experiments.step import Step, loss_of
 from rwsim.optimizers import find_rule
-from rwsim.rotational import RotationalLion
+from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalOptimizer, RotationalSGDM, set_speeds
 from rwsim.theory.factors import schedule_factors
 
 # Steps after which a loss that is not finite is found: looking makes a GPU wait.
@@ -33,6 +33,10 @@ OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "adam_l2": torch.optim.Adam,
     "lion": lambda params, **hyper: RotationalLion(params, rotational=False, **hyper),
 }
+
+ROTATIONAL: Mapping[str, type[RotationalOptimizer]] = {
+    "sgdm": RotationalSGDM, "adamw": RotationalAdamW, "adam_l2": RotationalAdam, "lion": RotationalLion,
+}  # fmt: skip
 
 # Whose steps can be captured in a CUDA graph; SGD's can as they are, and Lion finds its own fast path.
 _ADAM, _SGD, _LION = {"fused": True, "capturable": True}, {"fused": True}, {"capturable": True}
@@ -50,10 +54,16 @@ class Recipe:
         steps: Of training.
         batch: Items a step.
         size: Of the network.
-        standardized: Whether its layers are standardized, with gains.
+        standardized: Whether its layers are standardized, with gains; ``"gain"``: they get gains alone.
         schedule: Of lr: a name of `rwsim.theory.factors.schedule_factors`.
         every: Steps between measurements.
         autocast: Compute in bf16 on CUDA.
+        rotational: Options of the rotational variant (`rwsim.rotational.RotationalOptimizer`), which turns what decays by the rate that
+            `hyper` implies; None: the optimizer itself.
+        rotation_schedule: Of the rotation, as a factor on that of the peak: a name like `schedule`. Empty: as lr implies.
+        imbalance: Arguments ``share``, ``factor``, ``kind`` of `rwsim.rotational.set_speeds`; None: every neuron turns by the same rate.
+        frozen: Whether vectors (gains, biases) stay as they begin.
+        validation: Items of the training data that are held back for validation (see `ImageData.split`).
     """
 
     network: str
@@ -62,10 +72,15 @@ class Recipe:
     steps: int
     batch: int
     size: Mapping[str, Any] = field(default_factory=dict)
-    standardized: bool = False
+    standardized: bool | Literal["gain"] = False
     schedule: str = "constant"
     every: int = 10
     autocast: bool = False
+    rotational: Mapping[str, Any] | None = None
+    rotation_schedule: str = ""
+    imbalance: Mapping[str, Any] | None = None
+    frozen: bool = False
+    validation: int = 0
 
     @property
     def text(self) -> bool:
@@ -114,18 +129,40 @@ class Trained:
     graph: bool
 
 
-def make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of a recipe, with matrices under decay and vectors without."""
+def make_optimizer(recipe: Recipe, model: nn.Module, seed: int = 0) -> torch.optim.Optimizer:
+    """The optimizer of a recipe, with matrices under decay and vectors without.
+
+    Args:
+        recipe: Which.
+        model: On its device.
+        seed: Of the run; draws which neurons an imbalance affects.
+
+    Raises:
+        InvalidArgument: An unknown optimizer; a value out of range; what only a rotational variant has, without one.
+    """
     if recipe.optimizer not in OPTIMIZERS:
         raise InvalidArgument("optimizer", f"must be one of {', '.join(OPTIMIZERS)}", recipe.optimizer)
     recipe.rule()  # refuses what is out of range
     matrices = [param for param in model.parameters() if param.ndim > 1]
     vectors = [param for param in model.parameters() if param.ndim <= 1]
     hyper = dict(recipe.hyper)
-    groups = [{"params": matrices, "weight_decay": hyper.pop("weight_decay")}, {"params": vectors, "weight_decay": 0.0}]
+    groups = [{"params": matrices, "weight_decay": hyper.pop("weight_decay")}]
+    if vectors and not recipe.frozen:
+        groups.append({"params": vectors, "weight_decay": 0.0})
+    fast: dict[str, Any] = {}
     if all(param.is_cuda for param in model.parameters()):
-        hyper |= _ON_CUDA[recipe.optimizer]
-    return OPTIMIZERS[recipe.optimizer](groups, **hyper)
+        fast = _ON_CUDA[recipe.optimizer] if recipe.rotational is None else {"capturable": True}
+    if recipe.rotational is None:
+        for name in ("rotation_schedule", "imbalance"):
+            if getattr(recipe, name):
+                raise InvalidArgument(name, "needs a rotational variant", getattr(recipe, name), "give rotational={}")
+        return OPTIMIZERS[recipe.optimizer](groups, **hyper, **fast)
+    optimizer = ROTATIONAL[recipe.optimizer](groups, **hyper, **fast, **recipe.rotational)
+    # The first gradients are then of weights without their means, and no step turns by what was centred.
+    optimizer.centre()
+    if recipe.imbalance is not None:
+        set_speeds(optimizer, **recipe.imbalance, generator=torch.Generator().manual_seed(seed))
+    return optimizer
 
 
 def train(
@@ -151,7 +188,7 @@ def train(
         KeyboardInterrupt: Ctrl-C.
     """
     model = build(recipe.network, seed, recipe.standardized, **recipe.size).to(device)
-    optimizer = make_optimizer(recipe, model)
+    optimizer = make_optimizer(recipe, model, seed)
     probe = attach(model, optimizer)
     factors = schedule_factors(recipe.schedule, recipe.steps)
     losses = torch.zeros(recipe.steps, device=device)
@@ -189,7 +226,7 @@ def train(
                 save()
                 raise KeyboardInterrupt
     seconds = time.monotonic() - began
-    return Trained(losses.cpu(), *evaluate(model, data), seconds, step.captured)
+    return Trained(losses.cpu(), *evaluate(model, data.evaluation()), seconds, step.captured)
 
 
 @contextmanager
@@ -216,11 +253,11 @@ def _stops_between_steps() -> Iterator[list[int]]:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Data) -> tuple[float, float]:
-    """(mean loss, share predicted right) over what is held out, with running statistics."""
+def evaluate(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+    """(mean loss, share predicted right) over (inputs, targets), with running statistics."""
     model.eval()
     loss, right, count = 0.0, 0, 0
-    for inputs, targets in data.evaluation():
+    for inputs, targets in batches:
         logits = model(inputs)
         loss += float(loss_of(logits, targets, "sum"))
         right += int((logits.argmax(-1) == targets).sum())

@@ -170,6 +170,32 @@ def assumptions_figure(result: "Result") -> Figure:
     return figure
 
 
+def scale_sensitive_figure(result: "Result") -> Figure:
+    """The paper's VGG figure: a column a case, some layers; dashed: in equilibrium at the measured lambda_e, dotted: at lambda."""
+    records = result.records
+    figure, axes = plt.subplots(3, len(records), figsize=(3.4 * len(records) + 0.6, 7.5), squeeze=False, sharex="col", layout="constrained")
+    for column, (case, series) in zip(axes.T, records.items(), strict=True):
+        at, mean = _middle(series), {name: value.mean(0) for name, value in series.values.items()}
+        for axis, name in zip(column, ("norm", "rotation"), strict=False):
+            for color, k in zip(COLORS, _picked(series, 3), strict=False):
+                axis.plot(at, mean[name][:, k], color=color, lw=1.2, label=series.layers[k].name)
+                axis.plot(at, mean[f"effective_{name}"][:, k], color=color, lw=1.0, ls="--")
+                axis.plot(at, mean[f"predicted_{name}"][:, k], color=color, lw=0.8, ls=":")
+            shown = finite(mean[name][:, _picked(series, 3)])
+            axis.set_ylim(0, 1.6 * float(np.quantile(shown, 0.95)) if len(shown) else 1.0)
+        for color, k in zip(COLORS, _picked(series, 3), strict=False):
+            column[2].plot(at, 1 + mean["lambda_ratio"][:, k], color=color, lw=1.0)
+        column[2].axhline(1, color="black", lw=0.9, ls=":")
+        for axis, label in zip(column, (QUANTITY_LABELS["norm"], QUANTITY_LABELS["rotation"], r"$\lambda_e/\lambda$"), strict=True):
+            _tidy(axis, series)
+            axis.set_ylabel(label, fontsize=9)
+        column[0].set_title(case, fontsize=9)
+        column[0].legend(fontsize=6, frameon=False)
+        column[-1].set_xlabel("step", fontsize=8)
+    return figure
+
+
 FIGURES: Mapping[str, Callable[["Result"], Figure]] = {
     "dynamics": dynamics_figure, "transients": transients_figure, "assumptions": assumptions_figure,
+    "scale-sensitive": scale_sensitive_figure,
 }  # fmt: skip

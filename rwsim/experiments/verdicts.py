@@ -1,0 +1,103 @@
+"""What a study says: its claims, a paragraph made of their numbers, and the arms behind them."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from rwsim.experiments.compare import FAILED, HELD, UNDECIDED, Claim, overall
+from rwsim.experiments.study import Study, Trained
+
+_SHOWN = ("subject", "claim", "rule", "verdict", "a - b", "±", "margin", "unit", "a", "b", "seeds", "note")
+_ARMS = ("arm", "seeds", "diverged", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """Claims, sentences, and arms with their means.
+
+    Attributes:
+        claims: As judged.
+        says: The verdict's paragraph, then a sentence a claim.
+        arms: Lines of `_ARMS`: final ones first.
+    """
+
+    claims: tuple[Claim, ...]
+    says: tuple[str, ...]
+    arms: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def of(cls, study: Study, settings: Mapping[str, Any], trained: Trained, claims: Sequence[Claim]) -> "Verdicts":
+        """What claims and outcomes say."""
+        count = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in (HELD, FAILED, UNDECIDED)}
+        runs = [run for one in trained.runs.values() for run in one]
+        lost = sum(run.diverged is not None for run in runs)
+        searched = sum(not one.final for one in trained.arms.values())
+        ended = f"{lost} diverged and count as guessing" if lost else "none diverged"
+        first = (
+            f"The claim that {study.claim}: **{overall(claims)}** here. Of {len(claims)} comparisons {count[HELD]} held, {count[FAILED]} "
+            f"did not and {count[UNDECIDED]} are undecided (95 % intervals over seeds, paired). {len(runs)} runs of {len(trained.arms)} "
+            f"configurations, {searched} of them a search on validation data; {ended}. What differs from the paper: it trained "
+            f"{study.paper}; {study.differs}."
+        )
+        arms = sorted(trained.arms.values(), key=lambda one: not one.final)
+        lines = []
+        for one in arms:
+            means = [_spread(trained.scores(one, test)) if test <= one.final else "-" for test in (False, True)]
+            lines.append((one.name, str(one.seeds), str(trained.diverged(one) or "-"), *means))
+        return cls(tuple(claims), (first, *(claim.sentence() for claim in claims)), tuple(lines))
+
+    @property
+    def passed(self) -> bool:
+        """Whether every claim held."""
+        return overall(self.claims) == HELD
+
+    def table(self) -> str:
+        """The claims as CSV."""
+        out = io.StringIO()
+        lines = csv.writer(out, lineterminator="\n")
+        names = [one.name for one in fields(Claim)]
+        lines.writerow(names)
+        for claim in self.claims:
+            lines.writerow([_plain(getattr(claim, name)) for name in names])
+        return out.getvalue()
+
+    def to_json(self) -> dict[str, Any]:
+        claims = [
+            {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in vars(one).items()} for one in self.claims
+        ]
+        return {"claims": claims, "verdict": overall(self.claims), "says": list(self.says)}
+
+    def markdown(self, name: str, settings: Mapping[str, Any]) -> str:
+        """The summary: the paragraph, a sentence a claim, both tables."""
+        ran = f"{settings['config']} configuration on {settings['card']}, {settings['date']}, torch {settings['torch']}"
+        first, *rest = self.says
+        parts = [f"# {name}", f"{ran}: `{settings['command']}`", first, "\n".join(f"- {say}" for say in rest)]
+        parts.append(_table(_SHOWN, [_cells(claim) for claim in self.claims]))
+        parts.append("Configurations, mean ± standard deviation over seeds: points of accuracy, or minus the loss of a text in nats.")
+        return "\n\n".join([*parts, _table(_ARMS, self.arms)]) + "\n"
+
+    def text(self) -> str:
+        """For the terminal: the paragraph, a line a claim."""
+        return "\n".join(say.replace("**", "") for say in self.says)
+
+
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(["| " + " | ".join(names) + " |", "|---" * len(names) + "|", *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def _cells(claim: Claim) -> tuple[str, ...]:
+    means = [f"{mean:.4g} ± {spread:.2g}" for mean, spread in ((claim.a, claim.a_spread), (claim.b, claim.b_spread))]
+    margin = f"{claim.margin:g}" if claim.margin else "-"
+    difference = [f"{claim.difference:+.3g}", f"{claim.interval:.2g}", margin, claim.unit or "-"]
+    return (claim.subject, claim.claim, claim.rule, claim.verdict, *difference, *means, str(claim.seeds), claim.note or "-")
+
+
+def _spread(values: Any) -> str:
+    return f"{values.mean():.2f}" + (f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else "")
+
+
+def _plain(value: Any) -> Any:
+    return (f"{value:.6g}" if math.isfinite(value) else "") if isinstance(value, float) else value
