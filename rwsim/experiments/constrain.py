@@ -122,7 +122,7 @@ CONSTRAIN = Study(
     "rotational variants in place of decay, zero-shot and few-shot: AdamW, SGDM and Lion on images, AdamW on text",
     "weight decay helps and its benefit is recovered by setting the rotation instead",
     "ResNet-20 on CIFAR-10 for 200 epochs with AdamW, SGDM and Lion, ResNet-50 and DeiT on ImageNet, GPT2-124M on Wikitext and OpenWebText",
-    "here a ResNet-20 on Fashion-MNIST and a small GPT on bytes of a text train for 1,000 steps or fewer, so lr times decay is larger for "
+    "here a ResNet-20 on Fashion-MNIST and a small GPT on bytes of a text train briefly, so lr times decay is larger for "
     "an equilibrium to be reached; Lion's beta2 is 0.99, where Table 1 holds, not 0.999",
     (_search, _compared, _matched),
     _judge,

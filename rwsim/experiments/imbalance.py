@@ -68,8 +68,7 @@ IMBALANCE = Study(
     "a share of the neurons turns slower, or slower and faster, by a factor: RV-AdamW, decay tuned for each; against narrower networks",
     "the more imbalanced the rotation, the lower the accuracy, whatever the decay",
     "ResNet-18 on CIFAR-10 for 200 epochs, batches of 256, lr 0.1, decay tuned for each setting",
-    "here one of a quarter of the width on Fashion-MNIST trains for 1,000 steps or fewer, with batches of 128 or fewer and 3 decays "
-    "for each",
+    "here one of a quarter of the width on Fashion-MNIST trains briefly, with batches of 128 or fewer and 3 decays for each",
     (_search, _best),
     _judge,
 )

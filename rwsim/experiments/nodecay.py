@@ -99,7 +99,7 @@ NODECAY = Study(
     "rotation and norm of a ResNet without weight decay, with it, and of the rotational variant",
     "without decay the rotation falls, as the walk's recurrence says",
     "ResNet-20 on CIFAR-10 for 200 epochs under cosine, AdamW with lr 0.05 and decay 0.01 or 0",
-    "here a ResNet-20 on Fashion-MNIST trains for 1,000 steps or fewer, at a constant learning rate too, with lr 0.01 and a larger decay",
+    "here a ResNet-20 on Fashion-MNIST trains briefly, at a constant learning rate too, with lr 0.01 and a larger decay",
     (_arms,),
     _judge,
 )

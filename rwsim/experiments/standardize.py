@@ -61,8 +61,7 @@ STANDARDIZE = Study(
     "a layer-normalized ResNet-18, plain, with weight standardization, and as a rotational variant, over learning rates",
     "weight standardization and the rotational variant balance the neurons of a layer-normalized network and train it better",
     "a layer-normalized ResNet-18 on CIFAR-100 for 200 epochs, decay 5e-4, batches of 256, warmup and cosine",
-    "here one of a quarter of the width on Fashion-MNIST trains for 1,000 steps or fewer with SGDM, a larger decay and batches of "
-    "128 or fewer",
+    "here one of a quarter of the width on Fashion-MNIST trains briefly, with SGDM, a larger decay and batches of 128 or fewer",
     (_search, _best),
     _judge,
 )

@@ -37,6 +37,7 @@ class Scale:
         points: Per searched axis.
         validation: Items held back from training.
         every: Steps between measurements.
+        autocast: Compute in bf16.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Scale:
     points: int
     validation: int
     every: int
+    autocast: bool = False
     resnet: Mapping[str, Any] = field(default_factory=dict)
     resnet18: Mapping[str, Any] = field(default_factory=dict)
     vgg: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +69,7 @@ class Scale:
         given = {
             "hyper": {"lr": lr, "weight_decay": decay, **_HYPER[optimizer], **(_TEXT_HYPER if text else {})},
             "steps": self.gpt_steps if text else self.steps, "batch": self.gpt_batch if text else self.batch,
-            "schedule": SCHEDULE, "every": self.every, "validation": self.validation, **rest,
+            "schedule": SCHEDULE, "every": self.every, "validation": self.validation, "autocast": self.autocast, **rest,
         }  # fmt: skip
         return Recipe(network, optimizer, **given | {"size": {**getattr(self, network), **rest.get("size", {})}})
 
@@ -96,7 +98,7 @@ _TINY = {"width": 2, "blocks": 1}
 SCALES: Mapping[str, Scale] = {
     one.name: one
     for one in (
-        Scale("gpu", 1000, 1000, seeds=5, few=3, batch=128, gpt_batch=32, points=5, validation=5000, every=10),
+        Scale("gpu", 2000, 1500, seeds=5, few=3, batch=128, gpt_batch=32, points=5, validation=5000, every=10, autocast=True),
         Scale(
             "cpu", 300, 300, seeds=3, few=3, batch=32, gpt_batch=8, points=3, validation=2000, every=6,
             resnet=_SMALL, resnet18={"width": 4}, vgg={"width": 8}, gpt={"width": 32, "depth": 2, "heads": 2, "context": 32},

@@ -78,8 +78,8 @@ TRADEOFF = Study(
     "learning rate against decay at a constant product: baseline, rotational variant, and with frozen gains and biases",
     "at a constant product the learning rate acts through gains, biases and transients, and the variant has no transients",
     "ResNet-20 on CIFAR-10 at lr times decay 5e-4 and GPT2-124M on Wikitext at 2.5e-3, AdamW, warmup and cosine",
-    "here a ResNet-20 on Fashion-MNIST and a small GPT on bytes of a text train for 1,000 steps or fewer, at products of 1e-2 and 5e-3 for "
-    "the equilibrium to be reached",
+    "here a ResNet-20 on Fashion-MNIST and a small GPT on bytes of a text train briefly, at larger products for the "
+    "equilibrium to be reached",
     (_arms,),
     _judge,
 )

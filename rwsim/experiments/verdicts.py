@@ -36,11 +36,12 @@ class Verdicts:
         lost = sum(run.diverged is not None for run in runs)
         searched = sum(not one.final for one in trained.arms.values())
         ended = f"{lost} diverged and count as guessing" if lost else "none diverged"
+        steps = " or ".join(f"{n:,}" for n in sorted({one.recipe.steps for one in trained.arms.values()}))
         first = (
             f"The claim that {study.claim}: **{overall(claims)}** here. Of {len(claims)} comparisons {count[HELD]} held, {count[FAILED]} "
             f"did not and {count[UNDECIDED]} are undecided (95 % intervals over seeds, paired). {len(runs)} runs of {len(trained.arms)} "
-            f"configurations, {searched} of them a search on validation data; {ended}. What differs from the paper: it trained "
-            f"{study.paper}; {study.differs}."
+            f"configurations, {searched} of them a search on validation data, took {steps} steps each; {ended}. What differs from "
+            f"the paper: it trained {study.paper}; {study.differs}."
         )
         arms = sorted(trained.arms.values(), key=lambda one: not one.final)
         lines = []
