@@ -112,27 +112,39 @@ def test_rejects_a_split_that_leaves_nothing(images, text, kind, count):
 
 
 @pytest.mark.parametrize(("optimizer", "rotational"), VARIANTS[len(HYPER) :])
-def test_rotational_lanes_keep_norms_and_turn_as_predicted(images, optimizer, rotational):
-    """The mean square angle over N steps is eta_r^2 (1 + 9 ln(q)/N), q by which nu grows (see `turn_`, beta = 0.9).
+def test_rotational_lanes_keep_norms_and_turn_as_predicted(images, text, optimizer, rotational):
+    """The mean square angle of a layer, to 3 %.
 
-    That is an identity but for eta_r^2 and for what the first steps have; the mean of angles is smaller by half of their relative variance.
-    Left is the third order: below 3 %, where a rate without (1 - beta_1)/(1 + beta_1), without decay's factor 2 or of a rule's neighbour is
-    off by 40 % and more.
+    A step turns by eta_r ||u||/sqrt(nu), nu <- 0.9 nu + 0.1 ||u||^2: over N steps in which nu grows by q the mean square is
+    eta_r^2 (1 + 9 ln(q)/N), but for 4.5 times the variance of a step's change of ln nu, below 1 % here (a step changes nu by 4 % or less),
+    and a third of eta_r^2. The square over neurons comes from their mean and their spread; what is left is of its third order. A rate without
+    its factor 2 or without (1 - beta_1)/(1 + beta_1) is off by 100 % and more in the square. Lion's network is the GPT: behind a GELU or a
+    ReLU all signs of a row's gradient may be equal, and without their mean nothing turns.
     """
-    run = Run(recipe_of(optimizer, rotational, steps=250, every=1), 0, images.split(16), CPU)
+    network, data = ("gpt", text) if optimizer == "lion" else ("tiny", images)
+    run = Run(recipe_of(optimizer, rotational, network, 150, every=1), 0, data.split(16), CPU)
     steps = go([run], capture=False)
-    weight = run.model.hidden.weight
-    [next(steps) for _ in range(2)]
+    next(steps)
+    weight = next(param for name, param in run.model.named_parameters() if name in ("hidden.weight", "layers.0.attention.query.weight"))
     begun = run.optimizer.state[weight]["update_norm_sq"].clone()
-    assert [*steps][-1] == 250
+    assert [*steps][-1] == 150
+    grown = float((run.optimizer.state[weight]["update_norm_sq"] / begun).log().mean())
     norm, rotation, spread, _ = run.gauge.found()
     np.testing.assert_allclose(norm, np.broadcast_to(norm[0], norm.shape), rtol=1e-5)
-    group = run.optimizer.param_groups[0]
-    rate = float(run.optimizer.rotation(group))
-    grown = float((run.optimizer.state[weight]["update_norm_sq"] / begun).log().mean())
-    late, off = rotation[100:, 0], spread[100:, 0]
-    square = np.mean(late**2 * (1 + off**2))
-    assert abs(square / (rate**2 * (1 + 9 * grown / 150)) - 1) < 0.03, (square, rate, grown)
+    rate = float(run.optimizer.rotation(run.optimizer.param_groups[0]))
+    square = np.mean(rotation[50:, 0] ** 2 * (1 + spread[50:, 0] ** 2))
+    assert square == pytest.approx(rate**2 * (1 + 9 * grown / 100), rel=0.03)
+
+
+def test_a_fixed_angle_is_that_of_the_step(text):
+    """At the rate of the step's lr, for every optimizer and layer: eta_r goes as the root of lr."""
+    factors = schedule_factors("warmup0.5+cosine", 20)
+    for optimizer, rotational in VARIANTS[len(HYPER) :]:
+        options = {**rotational, "fixed_angle": True}
+        found = one(recipe_of(optimizer, options, "gpt", 20, every=1, schedule="warmup0.5+cosine"), text)
+        kept = make_optimizer(recipe_of(optimizer, options), build("tiny", 0))
+        expected = np.broadcast_to(kept.rotation(kept.param_groups[0]) * factors[:, None] ** 0.5, found.rotation.shape)
+        np.testing.assert_allclose(found.rotation, expected, rtol=2e-3)
 
 
 def test_the_special_variant_of_adam_turns_at_the_rate_of_adamw(images):
@@ -214,6 +226,8 @@ def test_measures_what_the_probe_measures(images, text, network):
     probe = watches[0].probe
     assert lane.step.tolist() == probe.steps and lane.layers == watches[0].layers
     for k, full in enumerate(watches[0].names.values()):
+        if lane.layers[k].neurons > 64:
+            continue  # of these the probe watches 64
         reading = probe.read(full)
         np.testing.assert_allclose(lane.norm[:, k], reading.measured["norm"], rtol=1e-5)
         np.testing.assert_allclose(lane.rotation[:, k], reading.measured["rotation"], rtol=1e-3)
@@ -229,7 +243,8 @@ def test_losses_are_means_over_windows(images):
     assert len(short) == 60 and len(long) == 100 and np.isfinite(long).all()
     run = Run(recipe_of(steps=250), 0, images.split(16), CPU)
     [*go([run], capture=False)]
-    assert long.mean() == pytest.approx(float(run.losses.mean()), rel=0.02) and long[0] == pytest.approx(float(run.losses[:3].mean()))
+    windows = run.losses[:150].view(50, 3).mean(1), run.losses[150:].view(50, 2).mean(1)
+    np.testing.assert_allclose(long, torch.cat(windows), rtol=1e-6)
 
 
 # Side by side.
@@ -249,7 +264,7 @@ def test_company_changes_nothing(images):
     assert outcome.diverged == caught.value.step and 1 < outcome.diverged < 12
     assert all(math.isnan(value) for value in (outcome.loss, outcome.accuracy, outcome.test_loss, outcome.test_accuracy))
     late = outcome.step >= outcome.diverged
-    assert np.isnan(outcome.norm[late]).all() and np.isfinite(outcome.norm[~late]).all()
+    assert np.isnan(outcome.norm[late]).all() and not np.isnan(outcome.norm[~late]).any()
 
 
 def test_a_lane_that_breaks_in_its_last_step_has_diverged(images):
