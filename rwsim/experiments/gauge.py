@@ -80,7 +80,7 @@ class Gauge:
         """What was measured; NaN from the step on at which a run diverged.
 
         Returns:
-            Root mean square over neurons of ||w|| after the step, mean of the angle of the step, and standard deviation of its logarithm, each
+            Root mean square over neurons of ||w|| after the step, mean of the angle of the step, standard deviation of its logarithm, each
             (time, layer); and for each layer the angle of some neurons, mean over the last fifth of the time, (neuron).
         """
         found = self._found.double().cpu().numpy()
