@@ -10,26 +10,29 @@ from typing import Any
 from rwsim.experiments.compare import Claim, better, par
 from rwsim.experiments.study import Arm, Scale, Study, Trained, arm
 
-# Kinds of `rwsim.rotational.set_speeds`; (share that keeps its rate, factor); widths beside the full one.
+# Kinds of `rwsim.rotational.set_speeds`; (share that keeps its rate, factor); widths beside the full one. Judged ones first: a run of
+# seconds takes no others.
 KINDS = ("slower", "both")
-SETTINGS = ((0.9, 10.0), (0.75, 10.0), (0.5, 10.0), (0.5, 2.0), (0.5, 3.0))
-WIDTHS = (0.75, 0.5)
+SETTINGS = ((0.5, 10.0), (0.9, 10.0), (0.5, 3.0), (0.75, 10.0), (0.5, 2.0))
+WIDTHS = (0.5, 0.75)
+_JUDGED = (3, 1)
 _LR, _TOTALS = 3e-2, (3.0, 30.0)
 _WIDTH = 16
 
 
-def _settings() -> Iterator[dict[str, Any]]:
+def _settings(scale: Scale) -> Iterator[dict[str, Any]]:
     """The facts of everything that is compared."""
+    settings, widths = (SETTINGS, WIDTHS) if scale.points > 2 else (SETTINGS[: _JUDGED[0]], WIDTHS[: _JUDGED[1]])
     yield {"kind": "balanced", "share": 1.0, "factor": 1.0, "width": 1.0}
     for kind in KINDS:
-        for share, factor in SETTINGS:
+        for share, factor in settings:
             yield {"kind": kind, "share": share, "factor": factor, "width": 1.0}
-    for width in WIDTHS:
+    for width in widths:
         yield {"kind": "narrow", "share": 1.0, "factor": 1.0, "width": width}
 
 
 def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
-    for facts in _settings():
+    for facts in _settings(scale):
         more: dict[str, Any] = {"rotational": {}, "size": {"width": max(1, round(facts["width"] * scale.resnet18.get("width", _WIDTH)))}}
         if facts["kind"] in KINDS:
             more["imbalance"] = {"share": facts["share"], "factor": facts["factor"], "kind": facts["kind"]}
@@ -38,7 +41,7 @@ def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
 
 
 def _best(scale: Scale, found: Trained) -> Iterator[Arm]:
-    for facts in _settings():
+    for facts in _settings(scale):
         best = found.best(found.select(final=False, **facts))
         parity = facts["kind"] == "balanced" or facts["width"] == 0.5 or (facts["share"], facts["factor"]) == (0.5, 3.0)
         yield arm(best.recipe, scale.seeds if parity else scale.few, True, **facts, decay=best.facts["decay"])

@@ -49,7 +49,8 @@ def transient_end(series: Series, k: int) -> int:
         ratio = (series.values[f"path_{name}"] / series.values[f"predicted_{name}"])[:, :, k].mean(0)
         if not np.isfinite(ratio).all():
             return count
-        near = np.abs(ratio / np.median(ratio[-(count // 4) - 1 :]) - 1) <= _REACHED
+        with np.errstate(all="ignore"):  # where nothing moves there is no equilibrium
+            near = np.abs(ratio / np.median(ratio[-(count // 4) - 1 :]) - 1) <= _REACHED
         stays = np.flatnonzero(np.convolve(near, np.ones(_STAY), "valid") == _STAY)
         found = max(found, int(stays[0]) if len(stays) else count)
     return found if found <= _LATEST * count else count

@@ -104,8 +104,8 @@ SCALES: Mapping[str, Scale] = {
             resnet=_SMALL, resnet18={"width": 4}, vgg={"width": 8}, gpt={"width": 32, "depth": 2, "heads": 2, "context": 32},
         ),
         Scale(
-            "smoke", 6, 6, seeds=2, few=2, batch=8, gpt_batch=4, points=2, validation=16, every=2,
-            resnet=_TINY, resnet18={"width": 2}, vgg={"width": 2}, gpt={"width": 8, "depth": 1, "heads": 2, "context": 8},
+            "smoke", 4, 4, seeds=2, few=2, batch=8, gpt_batch=4, points=2, validation=16, every=1,
+            resnet=_TINY, resnet18=_TINY, vgg={"width": 2}, gpt={"width": 8, "depth": 1, "heads": 2, "context": 8},
         ),
     )
 }  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import sympy as sp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from rwsim.experiments.nodecay import expected
 from rwsim.plots.style import COLORS, QUANTITY_LABELS, cell_edges, number
@@ -48,7 +48,7 @@ def _over_time(axis: Axes, trained: "Trained", one: "Arm", color: str, label: st
 
 
 def _score(one: "Arm") -> str:
-    return "- loss (nats)" if one.recipe.text else "accuracy (%)"
+    return "loss, negative (nats)" if one.recipe.text else "accuracy (%)"
 
 
 def _dots(axis: Axes, trained: "Trained", arms: Sequence["Arm"], names: Sequence[str]) -> None:
@@ -88,9 +88,14 @@ def _curve(axis: Axes, trained: "Trained", arms: Sequence["Arm"], color: str, la
             axis.plot([x] * len(some), some, ".", color=color, ms=3, alpha=0.5)
 
 
-def _log(axis: Axes) -> None:
-    axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(FuncFormatter(number))
+def _log(axis: Axes, which: str = "x") -> None:
+    for one, line in (("x", axis.xaxis), ("y", axis.yaxis)):
+        if one in which:
+            axis.set(**{f"{one}scale": "log"})
+            line.set_major_formatter(FuncFormatter(number))
+            low, high = line.get_view_interval()
+            line.set_minor_formatter(FuncFormatter(number) if high < 10 * low else NullFormatter())
+            axis.tick_params(which="minor", labelsize=6)
 
 
 def nodecay_figure(trained: "Trained") -> Figure:
@@ -103,7 +108,7 @@ def nodecay_figure(trained: "Trained") -> Figure:
             _over_time(bottom, trained, one, color, str(one.facts["kind"]))
             if one.recipe.rotational is None:
                 bottom.plot(trained.runs[one.name][0].step, expected(trained, one), color="black", lw=1, ls="--")
-        bottom.set_yscale("log")
+        _log(bottom, "y")
         _tidy(top, schedule, "", QUANTITY_LABELS["norm"])
         _tidy(bottom, "", "step", QUANTITY_LABELS["rotation"])
     axes[1, 0].plot([], [], color="black", lw=1, ls="--", label="expected path")
@@ -129,7 +134,7 @@ def tradeoff_figure(trained: "Trained") -> Figure:
             for axis, quantity in ((middle, "norm"), (right, "rotation")):
                 _over_time(axis, trained, baseline[k], color, f"lr {baseline[k].facts['lr']:g}", quantity)
         _over_time(right, trained, variant[0], "black", "RV")
-        middle.set_yscale("log")
+        _log(middle, "y")
         for axis, quantity in ((middle, "norm"), (right, "rotation")):
             _tidy(axis, "", "step", QUANTITY_LABELS[quantity])
         right.set_ylim(0, 3 * float(np.nanmax(trained.path(variant[0]))))
@@ -148,10 +153,13 @@ def adam_figure(trained: "Trained") -> Figure:
         for one in arms:
             table[np.searchsorted(decays, one.facts["decay"]), np.searchsorted(lrs, one.facts["lr"])] = trained.scores(one).mean()
         mesh = top.pcolormesh(cell_edges(lrs, True), cell_edges(decays, True), table, cmap="viridis")
-        figure.colorbar(mesh, ax=top, label="validation accuracy (%)")
+        bar = figure.colorbar(mesh, ax=top)
+        bar.set_label("validation accuracy (%)", fontsize=8)
+        bar.ax.tick_params(labelsize=7)
+        middle = np.nanmean([np.nanmin(table), np.nanmax(table)])
         for x, column in zip(lrs, table.T, strict=True):
             for y, value in zip(decays, column, strict=True):
-                top.text(x, y, f"{value:.1f}", ha="center", va="center", fontsize=6, color="white")
+                top.text(x, y, f"{value:.1f}", ha="center", va="center", fontsize=6, color="white" if value < middle else "black")
         best = trained.best(arms)
         top.plot(best.facts["lr"], best.facts["decay"], "s", mfc="none", mec=COLORS[5], ms=22, mew=1.5)
         rotation = TABLE_1[optimizer].rotation
@@ -159,8 +167,7 @@ def adam_figure(trained: "Trained") -> Figure:
         fine = np.meshgrid(np.geomspace(*top.get_xlim(), 40), np.geomspace(*top.get_ylim(), 40))
         octaves = np.log2(sp.lambdify((eta, lam), rotation.subs({**others, beta1: 0.9}), "numpy")(*fine))
         top.contour(*fine, octaves, np.arange(np.floor(octaves.min()), octaves.max()), colors=COLORS[1], linewidths=0.8, linestyles="--")
-        _log(top)
-        top.set_yscale("log")
+        _log(top, "xy")
         _tidy(top, name, "lr", "decay")
         top.grid(visible=False)
         one = trained.one(final=True, kind=name)
@@ -169,7 +176,7 @@ def adam_figure(trained: "Trained") -> Figure:
         for k, layer in enumerate(runs[0].layers):
             style = "-" if layer.invariant else "--"
             bottom.plot(runs[0].step, turned[:, k], style, color=plt.get_cmap("viridis")(k / len(runs[0].layers)), lw=0.9)
-        bottom.set_yscale("log")
+        _log(bottom, "y")
         _tidy(bottom, f"{name}: every layer", "step", QUANTITY_LABELS["rotation"])
     return figure
 
@@ -211,8 +218,8 @@ def standardize_figure(trained: "Trained") -> Figure:
         right.plot(run.step, mean, color=color, lw=1.2, label=kind)
         right.fill_between(run.step, mean * np.exp(-off), mean * np.exp(off), color=color, alpha=0.2, lw=0)
     _log(left)
-    middle.set_yscale("log")
-    right.set_yscale("log")
+    _log(middle, "y")
+    _log(right, "y")
     left.legend(fontsize=7, frameon=False)
     _tidy(left, "two seeds", "lr", "validation accuracy (%)")
     _tidy(middle, f"neurons of {run.layers[k].name}, last fifth", "percentile", QUANTITY_LABELS["rotation"])
