@@ -162,8 +162,8 @@ def test_the_special_variant_of_adam_turns_at_the_rate_of_adamw(images):
 def test_the_rotation_follows_a_schedule_of_its_own(images):
     """Rotation over that of a lane whose rotation is not scheduled is the factor: the gradients differ, so to the spread alone."""
     plain = one(recipe_of(rotational={}, steps=60, every=1), images)
-    changed = one(recipe_of(rotational={}, steps=60, every=1, rotation_schedule="cosine2", schedule="linear"), images)
-    factors = schedule_factors("cosine2", 60)
+    changed = one(recipe_of(rotational={}, steps=60, every=1, rotation_schedule="cosine", schedule="linear"), images)
+    factors = schedule_factors("cosine", 60)
     np.testing.assert_allclose(factors, schedule_factors("cosine", 60) ** 2)
     ratio = (changed.rotation / plain.rotation)[:, 0] / factors
     assert ratio[0] == pytest.approx(1, abs=1e-5) and np.abs(np.log(ratio[:50])).max() < 0.5 and abs(np.log(ratio[:50]).mean()) < 0.1
@@ -330,7 +330,7 @@ def close(one, other):
 @pytest.mark.parametrize(("optimizer", "rotational"), VARIANTS)
 def test_captured_lanes_train_as_plain_ones(images, text, captures, network, optimizer, rotational):
     data = (text if network == "gpt" else images).to(CUDA)
-    scheduled = {} if rotational is None else {"rotation_schedule": "warmup0.2+cosine2"}
+    scheduled = {} if rotational is None else {"rotation_schedule": "warmup0.2+linear"}
     recipe = recipe_of(optimizer, rotational, network, 30, schedule="warmup0.2+cosine", **scheduled)
     captured = train_lanes([Lane(recipe, 0, final=True)], data, CUDA)[0]
     assert captures == [True] * 4

@@ -1,7 +1,8 @@
 """`adam`: AdamW against Adam with l2 regularization (the paper's Figure 6, and Balancing Adam+l2 in appendix J).
 
 Claim: AdamW does better, each at its best, and its layers turn alike where those of Adam+l2 differ. A rotational variant with the direction
-of Adam+l2 at AdamW's rate does as well as RV-AdamW, and better than Adam+l2: balance is what Adam+l2 lacks.
+of Adam+l2 at AdamW's rate does as well as RV-AdamW, and better than Adam+l2: balance is what Adam+l2 lacks. The paper puts AdamW's decay into
+that direction, where it is far stronger than Adam+l2 would have it; beside it stands the direction at Adam+l2's own best decay.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 
 from rwsim.experiments.compare import Claim, better, par
 from rwsim.experiments.study import Arm, Scale, Study, Trained, arm
+from rwsim.experiments.train import Recipe
 from rwsim.theory.noise import Array
 
 # Least and largest of learning rate and decay that are searched.
@@ -34,8 +36,16 @@ def _best(scale: Scale, found: Trained) -> Iterator[Arm]:
         ("Adam+l2", coupled),
         ("RV-AdamW", replace(adamw, rotational={})),
         ("RV of Adam+l2", replace(adamw, optimizer="adam_l2", rotational={"rotation": "adamw"})),
+        ("RV of Adam+l2, own decay", _apart(adamw, coupled)),
     ):
         yield arm(recipe, scale.seeds, True, kind=kind, lr=recipe.hyper["lr"], decay=recipe.hyper["weight_decay"])
+
+
+def _apart(adamw: Recipe, coupled: Recipe) -> Recipe:
+    """RV of Adam+l2's direction at its own decay, AdamW's rate at AdamW's."""
+    rate = {"rule": "adamw", "weight_decay": adamw.hyper["weight_decay"]}
+    hyper = {**adamw.hyper, "weight_decay": coupled.hyper["weight_decay"]}
+    return replace(adamw, optimizer="adam_l2", hyper=hyper, rotational={"rotation": rate})
 
 
 def uneven(found: Trained, one: Arm) -> Array:
@@ -45,15 +55,18 @@ def uneven(found: Trained, one: Arm) -> Array:
 
 
 def _judge(scale: Scale, found: Trained) -> Sequence[Claim]:
-    adamw, coupled, variant, special = found.select(final=True)
-    score = found.scores
+    adamw, coupled, variant, special, apart = found.select(final=True)
+    score, strong = found.scores, f"decay {special.facts['decay']:g} in the direction"
+    own = f"decay {apart.facts['decay']:g} in the direction"
     return [
         better("ResNet-18", "AdamW above Adam+l2", score(adamw), score(coupled), "points"),
         better(
             "ResNet-18", "layers turn less alike under Adam+l2 (log of largest over least)", uneven(found, coupled), uneven(found, adamw)
         ),
-        par("ResNet-18", "the RV with Adam+l2's direction at AdamW's rate like RV-AdamW", score(special), score(variant), "points"),
-        better("ResNet-18", "the RV with Adam+l2's direction above Adam+l2", score(special), score(coupled), "points"),
+        par("ResNet-18", "the RV with Adam+l2's direction at AdamW's rate like RV-AdamW", score(special), score(variant), "points", strong),
+        par("ResNet-18", "the same at Adam+l2's own decay like RV-AdamW", score(apart), score(variant), "points", own),
+        better("ResNet-18", "the RV with Adam+l2's direction above Adam+l2", score(special), score(coupled), "points", strong),
+        better("ResNet-18", "the same at Adam+l2's own decay above Adam+l2", score(apart), score(coupled), "points", own),
     ]
 
 

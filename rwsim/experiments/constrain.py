@@ -2,7 +2,8 @@
 
 Claim: decay helps, and a variant that sets the rotation instead does as well, with the baseline's hyperparameters (zero-shot) or with the
 decay whose rate turns as much over the run as the baseline was seen to (few-shot): the paper reads that off Table 1 and measurements.
-Detail D-3: where the baseline turns less at the end, as it falls out of equilibrium, the variant's rotation follows cos^2.
+Detail D-3: where the baseline turns less at the end, as it falls out of equilibrium, lr follows cos^2 in the variant's rate, which is a root:
+the rotation follows lr's own cosine.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +28,8 @@ TASKS = {
     "images, Lion": ("resnet", "lion", (5e-4, 5e-3), False),
     "text, AdamW": ("gpt", "adamw", (1e-3, 4e-3), "gain"),
 }
-# Sums of lr times decay over a run that are searched (at the peak): the paper's images had 39, its texts 3 to 40.
-_TOTALS = (4.0, 12.0)
-_COS2 = SCHEDULE.replace("cosine", "cosine2")
+# Sums of lr times decay over a run that are searched (at the peak; see `Scale.decay`): the paper's images had 39, its texts 3 to 40.
+_TOTALS = (1.0, 4.0, 12.0)
 _ROTATION = 0.05
 
 
@@ -37,7 +37,7 @@ def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
     for task, (network, optimizer, (low, high), _gain) in TASKS.items():
         for lr in np.geomspace(low, high, min(3, scale.points)):
             for total in _TOTALS:
-                decay = scale.decay(lr, total, network == "gpt")
+                decay = scale.decay(lr, total, network, optimizer)
                 recipe = scale.recipe(network, optimizer, rounded(lr), decay)
                 yield arm(recipe, 1, False, task=task, kind="baseline", lr=rounded(lr), decay=decay)
 
@@ -58,7 +58,7 @@ def _matched(scale: Scale, found: Trained) -> Iterator[Arm]:
     for task in TASKS:
         zero = found.one(task=task, kind="RV zero-shot").recipe
         target = float(np.nanmean(found.turned(found.one(final=True, task=task, kind="baseline"))))
-        schedules = {"RV few-shot": "", **({"RV few-shot, cos^2": _COS2} if zero.optimizer == "adamw" else {})}
+        schedules = {"RV few-shot": "", **({"RV few-shot, cos^2": SCHEDULE} if zero.optimizer == "adamw" else {})}
         for name, schedule in schedules.items():
             recipe = matched(replace(zero, rotation_schedule=schedule), target)
             yield arm(recipe, scale.seeds, True, task=task, kind=name, lr=zero.hyper["lr"], decay=recipe.hyper["weight_decay"])

@@ -38,8 +38,9 @@ def packed(outcome: Outcome) -> dict[str, Any]:
     """An outcome in what `torch.load` takes without running code."""
     found: dict[str, Any] = {one.name: getattr(outcome, one.name) for one in fields(Outcome)}
     found["layers"] = layer_facts(outcome.layers)
-    found["last"] = [torch.as_tensor(np.asarray(one)) for one in outcome.last]
-    return {key: torch.as_tensor(value) if isinstance(value, np.ndarray) else value for key, value in found.items()}
+    # Copies: torch saves the whole array that a part of it is a view of.
+    found["last"] = [torch.tensor(one) for one in outcome.last]
+    return {key: torch.tensor(value) if isinstance(value, np.ndarray) else value for key, value in found.items()}
 
 
 def unpacked(found: Mapping[str, Any]) -> Outcome:

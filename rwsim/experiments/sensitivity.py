@@ -27,7 +27,7 @@ def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
     for task, (network, optimizer, lr, totals, gain) in TASKS.items():
         for name, options in VARIANTS.items():
             for total in totals if len(totals) > 1 else ():
-                decay = scale.decay(lr, total)
+                decay = scale.decay(lr, total, network, optimizer)
                 recipe = scale.recipe(network, optimizer, lr, decay, rotational=options, standardized=gain)
                 yield arm(recipe, 1, False, task=task, kind=name, decay=decay)
 
@@ -38,7 +38,7 @@ def _best(scale: Scale, found: Trained) -> Iterator[Arm]:
             if len(totals) > 1:
                 recipe = found.best(found.select(task=task, kind=name)).recipe
             else:
-                decay = scale.decay(lr, totals[0], network == "gpt")
+                decay = scale.decay(lr, totals[0], network, optimizer)
                 recipe = scale.recipe(network, optimizer, lr, decay, rotational=options, standardized=gain)
             yield arm(recipe, scale.seeds, True, task=task, kind=name, decay=recipe.hyper["weight_decay"])
 

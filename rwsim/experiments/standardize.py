@@ -19,7 +19,7 @@ _LATE = 0.5
 
 
 def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
-    decay = scale.decay(_MIDDLE, _TOTAL)
+    decay = scale.decay(_MIDDLE, _TOTAL, optimizer="sgdm")
     for kind, more in KINDS.items():
         for lr in scale.spaced(*_LRS):
             recipe = scale.recipe("resnet18", "sgdm", lr, decay, size={"norm": "layer"}, **more)

@@ -73,14 +73,17 @@ class Scale:
         }  # fmt: skip
         return Recipe(network, optimizer, **given | {"size": {**getattr(self, network), **rest.get("size", {})}})
 
-    def decay(self, lr: float, total: float, text: bool = False) -> float:
-        """The decay at which lr times decay, at the peak, sums to `total` over a run.
+    def decay(self, lr: float, total: float, network: str = "resnet", optimizer: str = "adamw") -> float:
+        """The decay at which lr times decay, at the peak, sums to `total` over a run: half the time constants of AdamW's norm in it.
+
+        A gradient acts on through a momentum of 0.9 ten times: there it is lr/(1 - momentum) that counts.
 
         Example:
-            >>> SCALES["gpu"].decay(lr=0.01, total=10.0)
-            1.0
+            >>> SCALES["gpu"].decay(lr=0.01, total=10.0), SCALES["gpu"].decay(lr=0.1, total=10.0, optimizer="sgdm")
+            (0.5, 0.005)
         """
-        return rounded(total / max(self.gpt_steps if text else self.steps, _SHORT) / lr)
+        kept = 1 - _HYPER[optimizer].get("momentum", 0.0)
+        return rounded(total * kept / max(self.gpt_steps if network == "gpt" else self.steps, _SHORT) / lr)
 
     def spaced(self, low: float, high: float, more: int = 0) -> tuple[float, ...]:
         """`points` and `more` numbers from `low` to `high`, evenly on a log scale."""

@@ -28,7 +28,7 @@ def _arms(scale: Scale, _: Trained) -> Iterator[Arm]:
             ("RV, frozen", lrs[len(lrs) // 2 : len(lrs) // 2 + 1], {"rotational": {}, "standardized": gain, "frozen": True}),
         ):
             for lr in some:
-                decay = scale.decay(lr, total, network == "gpt")
+                decay = scale.decay(lr, total, network)
                 parity = kind == "RV, frozen" or (kind == "RV" and lr == lrs[0])
                 recipe = scale.recipe(network, "adamw", lr, decay, **more)
                 yield arm(recipe, scale.seeds if parity else scale.few, True, task=task, kind=kind, lr=lr, decay=decay)

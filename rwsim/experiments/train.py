@@ -23,6 +23,7 @@ from rwsim.experiments.models import build
 from rwsim.experiments.step import Step, loss_of
 from rwsim.optimizers import find_rule
 from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalOptimizer, RotationalSGDM, set_speeds
+from rwsim.rotational.rate import rotation_rate
 from rwsim.theory.factors import schedule_factors
 
 # Steps after which a loss that is not finite is found: looking makes a GPU wait.
@@ -157,12 +158,22 @@ def make_optimizer(recipe: Recipe, model: nn.Module, seed: int = 0) -> torch.opt
             if getattr(recipe, name):
                 raise InvalidArgument(name, "needs a rotational variant", getattr(recipe, name), "give rotational={}")
         return OPTIMIZERS[recipe.optimizer](groups, **hyper, **fast)
-    optimizer = ROTATIONAL[recipe.optimizer](groups, **hyper, **fast, **recipe.rotational)
+    optimizer = ROTATIONAL[recipe.optimizer](groups, **hyper, **fast, **_options(recipe.rotational))
     # The first gradients are then of weights without their means, and no step turns by what was centred.
     optimizer.centre()
     if recipe.imbalance is not None:
         set_speeds(optimizer, **recipe.imbalance, generator=torch.Generator().manual_seed(seed))
     return optimizer
+
+
+def _options(rotational: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a rotational optimizer; a rate at other hyperparameters than the direction's becomes a function of the group."""
+    options = dict(rotational)
+    if isinstance(options.get("rotation"), Mapping):
+        others = dict(options["rotation"])
+        rate = rotation_rate(find_rule(others.pop("rule")))
+        options["rotation"] = lambda group: rate({**group, **others})
+    return options
 
 
 def train(

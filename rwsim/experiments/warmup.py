@@ -26,10 +26,10 @@ SCHEDULES = {"warmup": SCHEDULE, "no warmup": "cosine"}
 def _recipe(scale: Scale, task: str, lr: float, **rest: Any) -> Recipe:
     network, optimizer, _, middle, _ = TASKS[task]
     if network == "gpt":
-        return scale.recipe(network, optimizer, lr, scale.decay(middle, _TOTAL, text=True), **rest)
+        return scale.recipe(network, optimizer, lr, scale.decay(middle, _TOTAL, network), **rest)
     steps = max(2, scale.steps // _SHORTER)
     large = replace(scale, steps=steps, batch=_LARGE * scale.batch, every=max(1, scale.every // _SHORTER))
-    return large.recipe(network, optimizer, lr, large.decay(middle, _TOTAL), **rest)
+    return large.recipe(network, optimizer, lr, large.decay(middle, _TOTAL, network, optimizer), **rest)
 
 
 def _search(scale: Scale, _: Trained) -> Iterator[Arm]:

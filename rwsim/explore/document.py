@@ -27,7 +27,7 @@ _SERIES = (
     ("full", "line", "full prediction (rwsim plan)"),
 )
 _SCHEDULES = {
-    "constant": "constant", "linear": "linear to zero", "cosine": "cosine to zero", "cosine2": "cosine squared to zero",
+    "constant": "constant", "linear": "linear to zero", "cosine": "cosine to zero",
     "wsd": "constant, last fifth linear to zero", "step": "a tenth after 1/2 and 3/4",
 }  # fmt: skip
 

@@ -10,16 +10,16 @@ from rwsim.theory.noise import Array
 
 # Share of the run that `wsd` decays over, and the drops of `step`: a tenth each, after these shares of the run.
 _WSD_DECAY, _STEP_DROPS = 0.2, (0.5, 0.75)
-SHAPES = ("constant", "linear", "cosine", "cosine2", "wsd", "step")
+SHAPES = ("constant", "linear", "cosine", "wsd", "step")
 
 
 def schedule_factors(name: str, steps: int) -> Array | None:
     """Factors on lr of a named schedule, shape (steps,); None for ``constant``.
 
-    At t = 0 ... T-1: ``constant``; ``linear``, 1 - t/T; ``cosine``, (1 + cos(pi t/T))/2; ``cosine2``, the square of that; ``wsd``
-    (warmup, stable, decay), constant and then linear to zero over the last fifth; ``step``, a tenth after half and again after three
-    quarters. Each optionally behind a linear warmup over a share of the walk, ``warmup0.1+cosine``, T then counts what is left;
-    ``warmup0.1`` alone stays at 1.
+    At t = 0 ... T-1: ``constant``; ``linear``, 1 - t/T; ``cosine``, (1 + cos(pi t/T))/2; ``wsd`` (warmup, stable, decay),
+    constant and then linear to zero over the last fifth; ``step``, a tenth after half and again after three quarters. Each
+    optionally behind a linear warmup over a share of the walk, ``warmup0.1+cosine``, T then counts what is left; ``warmup0.1``
+    alone stays at 1.
 
     Raises:
         InvalidArgument: Another name.
@@ -72,8 +72,6 @@ def factor(shape: str, rest: Any, xp: Any) -> Any:
         return 1 - rest
     if shape == "cosine":
         return (1 + xp.cos(xp.pi * rest)) / 2
-    if shape == "cosine2":
-        return ((1 + xp.cos(xp.pi * rest)) / 2) ** 2
     if shape == "wsd":
         return xp.minimum(1, (1 - rest) / _WSD_DECAY)
     return math.prod(xp.where(rest >= drop, 0.1, 1.0) for drop in _STEP_DROPS)
