@@ -33,7 +33,7 @@ from rwsim.experiments.train import write
 from rwsim.experiments.verdicts import Verdicts
 
 # Runs of a lot: on CUDA they are trained beside each other.
-_LANES = {"cuda": 8, "cpu": 1}
+_LANES = {"cuda": 16, "cpu": 1}
 
 
 @dataclass(frozen=True)
