@@ -237,6 +237,14 @@ def test_measures_what_the_probe_measures(images, text, network):
         np.testing.assert_allclose(lane.spread[:, k], spread, rtol=1e-2, atol=1e-4)
 
 
+def test_nothing_is_measured_of_what_has_diverged(images):
+    run = Run(recipe_of(steps=20), 0, images.split(16), CPU)
+    [*go([run], capture=False)]
+    for whole, cut in zip(run.gauge.found()[:3], run.gauge.found(diverged=10)[:3], strict=True):
+        assert np.array_equal(whole[:3], cut[:3], equal_nan=True) and np.isfinite(whole).all() and np.isnan(cut[3:]).all()
+    assert run.gauge.step.tolist() == [1, 4, 7, 10, 13, 16, 19] and all(np.isnan(one).all() for one in run.gauge.found(diverged=10)[3])
+
+
 def test_losses_are_means_over_windows(images):
     long = one(recipe_of(steps=130), images).losses
     run = Run(recipe_of(steps=130), 0, images.split(16), CPU)
