@@ -300,7 +300,8 @@ def test_searches_leave_the_test_data_alone(data, monkeypatch):
 @pytest.mark.parametrize("optimizer", ["sgdm", "adamw", "lion"])
 def test_the_few_shot_decay_turns_as_much_as_it_is_to(data, optimizer, schedule):
     """Every step turns by the rate itself."""
-    recipe = replace(SMOKE.recipe("resnet", optimizer, 0.01, 1.0), steps=20, rotational={"fixed_angle": True}, rotation_schedule=schedule)
+    changed = {"steps": 20, "rotational": {"fixed_angle": True}, "rotation_schedule": schedule, "size": {"width": 8}}
+    recipe = SMOKE.recipe("resnet", optimizer, 0.01, 1.0, **changed)
     (found,) = train_lanes([Lane(matched(recipe, 0.02), 0)], load_images(data), torch.device("cpu"))
     assert found.rotation.mean() == pytest.approx(0.02, rel=0.01)
 

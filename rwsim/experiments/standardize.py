@@ -13,7 +13,7 @@ from rwsim.experiments.compare import Claim, better
 from rwsim.experiments.study import Arm, Scale, Study, Trained, arm
 from rwsim.theory.noise import Array
 
-_LRS, _MIDDLE, _TOTAL = (0.03, 3.0), 0.3, 10.0
+_LRS, _MIDDLE, _TOTAL = (0.03, 3.0), 0.3, 4.0
 KINDS: dict[str, dict[str, Any]] = {"plain": {}, "standardized": {"standardized": True}, "RV": {"rotational": {}}}
 _LATE = 0.5
 

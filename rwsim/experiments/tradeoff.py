@@ -14,7 +14,7 @@ from rwsim.experiments.study import Arm, Scale, Study, Trained, arm, unit
 from rwsim.theory.noise import Array
 
 # Network, sum of lr times decay over a run at the peak, least and largest learning rate, gains for the variant.
-TASKS = {"images": ("resnet", 10.0, (3e-4, 3e-1), False), "text": ("gpt", 5.0, (1e-4, 3e-2), "gain")}
+TASKS = {"images": ("resnet", 6.0, (3e-4, 3e-1), False), "text": ("gpt", 4.0, (1e-4, 3e-2), "gain")}
 # Where the start of a run is looked at: after the warmup.
 _EARLY = (0.05, 0.15)
 
@@ -78,7 +78,7 @@ TRADEOFF = Study(
     "learning rate against decay at a constant product: baseline, rotational variant, and with frozen gains and biases",
     "at a constant product the learning rate acts through gains, biases and transients, and the variant has no transients",
     "ResNet-20 on CIFAR-10 at lr times decay 5e-4 and GPT2-124M on Wikitext at 2.5e-3, AdamW, warmup and cosine",
-    "here a ResNet-20 on Fashion-MNIST and a small GPT on bytes of a text train for 1,000 steps or fewer, at products of 1e-2 and 5e-3 for "
+    "here a ResNet-20 on Fashion-MNIST and a small GPT on bytes of a text train for 1,000 steps or fewer, at products of 6e-3 and 4e-3 for "
     "the equilibrium to be reached",
     (_arms,),
     _judge,

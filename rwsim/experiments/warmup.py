@@ -17,7 +17,7 @@ TASKS = {
     "text, AdamW": ("gpt", "adamw", (1e-3, 3.2e-2), 5e-3, "gain"),
     "images, SGDM, large batch": ("resnet", "sgdm", (0.2, 12.8), 1.6, False),
 }
-_TOTAL = 5.0
+_TOTAL = 4.0
 # How much larger a large batch is, and how much shorter its run.
 _LARGE, _SHORTER = 8, 4
 SCHEDULES = {"warmup": SCHEDULE, "no warmup": "cosine"}
