@@ -246,7 +246,16 @@ def test_lots_share_data_and_steps(data, tmp_path, lots, monkeypatch):
 
 
 # Runs that are all of the GPU's budget: about 600.
-BUDGET = {"constrain": 125, "nodecay": 20, "tradeoff": 100, "adam": 75, "warmup": 100, "standardize": 50, "imbalance": 90, "sensitivity": 75}
+BUDGET = {
+    "constrain": 125,
+    "nodecay": 20,
+    "tradeoff": 100,
+    "adam": 75,
+    "warmup": 100,
+    "standardize": 50,
+    "imbalance": 90,
+    "sensitivity": 75,
+}
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -299,11 +308,11 @@ def test_searches_leave_the_test_data_alone(data, monkeypatch):
 @pytest.mark.parametrize("schedule", ["", "warmup0.05+cosine2"])
 @pytest.mark.parametrize("optimizer", ["sgdm", "adamw", "lion"])
 def test_the_few_shot_decay_turns_as_much_as_it_is_to(data, optimizer, schedule):
-    """Every step turns by the rate itself."""
+    """Every step turns by the rate itself, where signs are not all alike: the update of a convolution in the middle has a direction."""
     changed = {"steps": 20, "rotational": {"fixed_angle": True}, "rotation_schedule": schedule, "size": {"width": 8}}
     recipe = SMOKE.recipe("resnet", optimizer, 0.01, 1.0, **changed)
     (found,) = train_lanes([Lane(matched(recipe, 0.02), 0)], load_images(data), torch.device("cpu"))
-    assert found.rotation.mean() == pytest.approx(0.02, rel=0.01)
+    assert found.rotation[:, 1].mean() == pytest.approx(0.02, rel=0.01)
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -318,7 +327,9 @@ def test_each_runs_end_to_end(name, data, tmp_path, capsys):
     assert len(rows) == len(document["claims"]) > 0 and document["verdict"] in (HELD, PARTLY, FAILED, UNDECIDED)
     assert "What differs from the paper" in summary and all(row["claim"] in summary and row["claim"] in said for row in rows)
     runs = list(csv.DictReader((out / "runs.csv").read_text().splitlines()))
-    assert len(runs) == sum(one["seeds"] for one in settings["arms"].values()) and all(bool(run["loss"]) for run in runs if not run["diverged"])
+    assert len(runs) == sum(one["seeds"] for one in settings["arms"].values()) and all(
+        bool(run["loss"]) for run in runs if not run["diverged"]
+    )
     assert all(one["recipe"]["validation"] for one in settings["arms"].values()) and settings["margins"] == {"points": 0.5, "nats": 0.02}
     tested = {run["arm"] for run in runs if run["test_loss"]}
     assert tested <= {name for name, one in settings["arms"].items() if one["final"]}

@@ -63,7 +63,9 @@ def _analyse(config: Config, records: Records) -> Findings:
             parts.append(counted([one for one in own if one.quantity == name], f"{name} as predicted"))
         adjusted = [one for one in own if "unadjusted" in one.note]
         if adjusted:
-            parts.append(f"Of these {sum(one.verdict == INSIDE for one in adjusted)} of {len(adjusted)} are inside with the measured lambda_e.")
+            parts.append(
+                f"Of these {sum(one.verdict == INSIDE for one in adjusted)} of {len(adjusted)} are inside with the measured lambda_e."
+            )
         says.append(" ".join(filter(None, parts)))
     return Findings(tuple(rows), tuple(says))
 
