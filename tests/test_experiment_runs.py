@@ -134,7 +134,7 @@ def test_each_runs_end_to_end(name, data, tmp_path, monkeypatch, capsys):
 
 
 BAD_USAGE = {
-    "nonsense": "`name` must be one of dynamics, transients, assumptions, scale-sensitive, constrain, nodecay, tradeoff, adam, warmup, standardize, imbalance, sensitivity, got 'nonsense'",
+    "nonsense": f"`name` must be one of {', '.join([*EXPERIMENTS, *STUDIES])}, got 'nonsense'",
     "": "`name` must be one of",
     "dynamics --seed -1": "`seed` must be at least 0",
     "dynamics --workers 0": "`workers` must be at least 1",

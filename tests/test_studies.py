@@ -98,7 +98,7 @@ def test_a_study_holds_in_part():
 
 # Trainings that take no time.
 
-LAYERS = tuple(Layer(f"conv{k}", 144, 16, True) for k in range(19)) + (Layer("head", 64, 10, False),)
+LAYERS = (*(Layer(f"conv{k}", 144, 16, True) for k in range(19)), Layer("head", 64, 10, False))
 
 
 def outcome(lane: Lane, layers=LAYERS) -> Outcome:
@@ -108,10 +108,11 @@ def outcome(lane: Lane, layers=LAYERS) -> Outcome:
     shape = len(step), len(layers)
     loss = 1 + 0.01 * rng.standard_normal() + lane.recipe.hyper["lr"]
     accuracy = 0.9 - lane.recipe.hyper["lr"] / 10
-    test = (loss, accuracy) if lane.final else (math.nan, math.nan)
-    measured = {key: 0.01 * np.exp(0.1 * rng.standard_normal(shape)) for key in ("norm", "rotation", "spread")}
+    test_loss, test_accuracy = (loss, accuracy) if lane.final else (math.nan, math.nan)
+    norm, rotation, spread = 0.01 * np.exp(0.1 * rng.standard_normal((3, *shape)))
     last = [0.01 * np.ones(min(64, layer.neurons)) for layer in layers]
-    return Outcome(loss, accuracy, *test, None, 1.0, np.ones(min(100, lane.recipe.steps)), step, **measured, last=last, layers=layers)
+    losses = np.ones(min(100, lane.recipe.steps))
+    return Outcome(loss, accuracy, test_loss, test_accuracy, None, 1.0, losses, step, norm, rotation, spread, last, layers)
 
 
 @pytest.fixture

@@ -59,8 +59,8 @@ SENSITIVITY = Study(
     "options of the rotational variants: decay factor, centering, one rate a neuron or a layer; images and text",
     "the options of the rotational variants hardly matter",
     "ResNet-18 on CIFAR-10 with RV-SGDM, decay tuned for each option, and GPT2-124M on Wikitext with RV-AdamW",
-    "here a ResNet-18 of a quarter of the width on Fashion-MNIST and a small GPT on bytes of a text train for 1,000 steps or fewer; beta is "
-    "0.9 by default (appendix I), 0.99 in the paper's runs",
+    "here a ResNet-18 of a quarter of the width on Fashion-MNIST and a small GPT on bytes of a text train for 1,000 steps or fewer; "
+    "beta is 0.9 by default (appendix I), 0.99 in the paper's runs",
     (_search, _best),
     _judge,
 )

@@ -71,8 +71,8 @@ WARMUP = Study(
     "with and without warmup over learning rates: GPT with AdamW, a ResNet with SGDM and large batches; baseline and rotational variant",
     "the baseline needs learning rate warmup and the rotational variant hardly does",
     "GPT2-124M on OpenWebText for 5,000 steps with AdamW and ResNet-50 on ImageNet for 10 epochs of batches of 8,192 with SGDM",
-    "here a small GPT on bytes of a text trains for 1,000 steps or fewer and a ResNet-20 on Fashion-MNIST for a quarter of that with batches "
-    "of 1,024 or fewer; each of the four is compared at its own best learning rate",
+    "here a small GPT on bytes of a text trains for 1,000 steps or fewer and a ResNet-20 on Fashion-MNIST for a quarter of that with "
+    "batches of 1,024 or fewer; each of the four is compared at its own best learning rate",
     (_search, _best),
     _judge,
 )

@@ -100,13 +100,14 @@ def _table(claims: Sequence[_Claim]) -> Html:
     rows = [
         [
             one.subject, one.claim, tone(one.verdict, _TONES.get(one.verdict, "")), num(one.difference, 3), num(one.interval, 2),
-            num(one.margin or None), one.unit or ("relative" if one.rule == "near" else ""), num(one.a), num(one.b), num(one.seeds), one.note,
+            num(one.margin or None), one.unit or ("relative" if one.rule == "near" else ""), num(one.a), num(one.b), num(one.seeds),
+            one.note,
         ]
         for one in claims
     ]  # fmt: skip
     words = (
-        "Difference: mean over seeds of a less b, runs of one seed paired; of rotations against predictions, measured over predicted less one. "
-        "Of losses a lower one is higher. Held: the 95 % interval lies on the claim's side, or within the margin."
+        "Difference: mean over seeds of a less b, runs of one seed paired; of rotations against predictions, measured over predicted less "
+        "one. Of losses a lower one is higher. Held: the 95 % interval lies on the claim's side, or within the margin."
     )
     return join(note(words), table("claims", "Claims and what the runs say of them", [*columns, Column("note", "words")], rows))
 
