@@ -18,7 +18,7 @@ import torch
 from rwsim.cli import FAILS, HOLDS, INTERNAL, USAGE
 from rwsim.cli import run as command
 from rwsim.errors import InvalidArgument
-from rwsim.experiments import EXPERIMENTS, measure, train
+from rwsim.experiments import EXPERIMENTS, STUDIES, measure, train
 from rwsim.experiments.models import NETWORKS
 from rwsim.experiments.run import Settings, run
 from tests.experiments import Tiny, make_data, tiny_experiment
@@ -99,7 +99,7 @@ def test_a_damaged_checkpoint_is_named(data, tmp_path, monkeypatch):
 
 def test_list(capsys):
     assert command(["experiment", "--list"]) == HOLDS
-    assert capsys.readouterr().out.splitlines() == ["dynamics", "transients", "assumptions"]
+    assert capsys.readouterr().out.splitlines() == [*EXPERIMENTS, *STUDIES]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -134,7 +134,7 @@ def test_each_runs_end_to_end(name, data, tmp_path, monkeypatch, capsys):
 
 
 BAD_USAGE = {
-    "nonsense": "`name` must be one of dynamics, transients, assumptions, got 'nonsense'",
+    "nonsense": f"`name` must be one of {', '.join([*EXPERIMENTS, *STUDIES])}, got 'nonsense'",
     "": "`name` must be one of",
     "dynamics --seed -1": "`seed` must be at least 0",
     "dynamics --workers 0": "`workers` must be at least 1",

@@ -1,8 +1,9 @@
 """`adam`: AdamW against Adam with l2 regularization (the paper's Figure 6, and Balancing Adam+l2 in appendix J).
 
-Claim: AdamW does better, each at its best, and its layers turn alike where those of Adam+l2 differ. A rotational variant with the direction
-of Adam+l2 at AdamW's rate does as well as RV-AdamW, and better than Adam+l2: balance is what Adam+l2 lacks. The paper puts AdamW's decay into
-that direction, where it is far stronger than Adam+l2 would have it; beside it stands the direction at Adam+l2's own best decay.
+Claim: AdamW does better, each at its best, and its layers turn alike where those of Adam+l2 differ. A rotational variant with the
+direction of Adam+l2 at AdamW's rate does as well as RV-AdamW, and better than Adam+l2: balance is what Adam+l2 lacks. The paper puts
+AdamW's decay into that direction, where it is far stronger than Adam+l2 would have it; beside it stands the direction at Adam+l2's own
+best decay.
 """
 
 from collections.abc import Iterator, Sequence

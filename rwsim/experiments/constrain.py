@@ -2,12 +2,13 @@
 
 Claim: decay helps, and a variant that sets the rotation instead does as well, with the baseline's hyperparameters (zero-shot) or with the
 decay whose rate turns as much over the run as the baseline was seen to (few-shot): the paper reads that off Table 1 and measurements.
-Detail D-3: where the baseline turns less at the end, as it falls out of equilibrium, lr follows cos^2 in the variant's rate, which is a root:
-the rotation follows lr's own cosine.
+Detail D-3: where the baseline turns less at the end, as it falls out of equilibrium, lr follows cos^2 in the variant's rate, which is a
+root: the rotation follows lr's own cosine.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from rwsim.theory.factors import schedule_factors
 from rwsim.theory.noise import Array
 
 # Network, optimizer, learning rates searched, gains for the variant: layers that are not scale-invariant may need a norm.
-TASKS = {
+TASKS: Mapping[str, tuple[str, str, tuple[float, float], Any]] = {
     "images, AdamW": ("resnet", "adamw", (3e-3, 3e-2), False),
     "images, SGDM": ("resnet", "sgdm", (0.1, 1.0), False),
     "images, Lion": ("resnet", "lion", (5e-4, 5e-3), False),
@@ -76,17 +77,20 @@ def matched(recipe: Recipe, rotation: float) -> Recipe:
     if not rotation > 0:
         return recipe  # a baseline that diverged has none
     rate = rotation_rate(find_rule(recipe.optimizer))
-    factors = schedule_factors(recipe.schedule, recipe.steps)
-    lrs = recipe.hyper["lr"] * torch.from_numpy(np.ones(recipe.steps) if factors is None else factors)
+    lrs = recipe.hyper["lr"] * torch.from_numpy(_factors(recipe.schedule, recipe.steps))
+    follows = _factors(recipe.rotation_schedule, recipe.steps).mean() if recipe.rotation_schedule else None
 
     def turned(log_decay: float) -> float:
         group = {**recipe.hyper, "weight_decay": float(np.exp(log_decay))}
-        if recipe.rotation_schedule:
-            return float(rate(group)) * float(np.mean(schedule_factors(recipe.rotation_schedule, recipe.steps)))
-        return float(rate({**group, "lr": lrs}).mean())
+        return float(rate({**group, "lr": lrs}).mean()) if follows is None else float(rate(group) * follows)
 
     decay = float(np.exp(brentq(lambda x: np.log(turned(x) / rotation), -40.0, 40.0)))
     return replace(recipe, hyper={**recipe.hyper, "weight_decay": rounded(decay)})
+
+
+def _factors(schedule: str, steps: int) -> Array:
+    found = schedule_factors(schedule, steps)
+    return np.ones(steps) if found is None else found
 
 
 def _judge(scale: Scale, found: Trained) -> Sequence[Claim]:
@@ -104,10 +108,12 @@ def _judge(scale: Scale, found: Trained) -> Sequence[Claim]:
         ]
         if "RV few-shot, cos^2" in arms:
             cos2 = arms["RV few-shot, cos^2"]
-            off = [-_distance(found.path(one), found.path(arms["baseline"])) for one in (cos2, few)]
+            near_cos2, near_few = (-_distance(found.path(one), found.path(arms["baseline"])) for one in (cos2, few))
             claims += [
                 no_worse(task, "the RV few-shot under cos^2 recovers the baseline", score["RV few-shot, cos^2"], base, of),
-                better(task, "cos^2 follows the baseline's rotation more closely (RMS distance over its mean, negative)", *off),
+                better(
+                    task, "cos^2 follows the baseline's rotation more closely (RMS distance over its mean, negative)", near_cos2, near_few
+                ),
             ]
     return claims
 

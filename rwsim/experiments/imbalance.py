@@ -1,7 +1,7 @@
 """`imbalance`: neurons that turn slower or faster than others (the paper's appendix J, Figure 11).
 
-Claim: the larger the share of affected neurons, or the factor, the worse, though decay is tuned for each; half of the neurons at a factor of 3
-is about as bad as half the width.
+Claim: the larger the share of affected neurons, or the factor, the worse, though decay is tuned for each; half of the neurons at a
+factor of 3 is about as bad as half the width.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """What a study keeps: `runs.csv`, a line a run; `series.csv.gz`, what was measured of final arms; `settings.json` has all arms.
 
 A line of the series holds the means of a quantity over windows of steps, in one column, by spaces: ``step`` (last of each window),
-``norm``, ``rotation`` and ``spread`` of a layer; ``loss`` (training, over equal windows of the run); ``neurons``: rotation of a layer's first 64
-neurons over the last fifth of the run, of the first seed.
+``norm``, ``rotation`` and ``spread`` of a layer; ``loss`` (training, over equal windows of the run); ``neurons``: rotation of a layer's
+first 64 neurons over the last fifth of the run, of the first seed.
 """
 
 import csv
@@ -141,13 +141,13 @@ def _outcome(one: Arm, row: Mapping[str, str], layers: Sequence[Layer], series: 
     step = of("step")
     if one.final:
         series[one.name, row["seed"], "loss", ""]  # must be there
-    measured = {
-        name: np.stack([of(name, layer.name) for layer in layers], 1) if len(step) else np.zeros((0, len(layers))) for name in _MEASURED
-    }
+    loss, accuracy, test_loss, test_accuracy, seconds = (float(row[key]) if row[key] else math.nan for key in _NUMBERS)
+    norm, rotation, spread = (
+        np.stack([of(name, layer.name) for layer in layers], 1) if len(step) else np.zeros((0, len(layers))) for name in _MEASURED
+    )
     return Outcome(
-        diverged=int(row["diverged"]) if row["diverged"] else None, losses=of("loss"), step=step.astype(np.int64),
-        last=[of("neurons", layer.name) for layer in layers], layers=tuple(layers),
-        **{key: float(row[key]) if row[key] else math.nan for key in _NUMBERS}, **measured,
+        loss, accuracy, test_loss, test_accuracy, int(row["diverged"]) if row["diverged"] else None, seconds, of("loss"),
+        step.astype(np.int64), norm, rotation, spread, [of("neurons", layer.name) for layer in layers], tuple(layers),
     )  # fmt: skip
 
 

@@ -263,7 +263,7 @@ def data_of(recipe: Recipe, settings: Settings) -> Data:
 def in_processes(jobs: Sequence[Any], work: Callable[..., None], workers: int, told: Callable[..., None]) -> None:
     """Do `work(job, heard)` for each job, in this process or, with `workers`, in several; each keeps what it came to.
 
-    `told(job)` is called when one is done; in this process `told(job, done)` for what `heard(done)` hears on the way.
+    In this process `told(job, done)` is called for what `heard(done)` hears on the way, with several `told(job)` when one is done.
     """
     if min(workers, len(jobs)) <= 1:
         for job in jobs:

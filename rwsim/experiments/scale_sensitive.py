@@ -1,9 +1,11 @@
 """`scale-sensitive`: a network without normalization, whose weights are not scale-invariant (the paper's appendix H, VGG-13).
 
-Claim: the radial part of the gradients acts as a decay lambda_u of its own, and with lambda_e = lambda + lambda_u, measured, norm and rotation in
-equilibrium are predicted as for scale-invariant weights, within 10 %. Beside it the same network with weight standardization, where nothing is
-to be adjusted.
+Claim: the radial part of the gradients acts as a decay lambda_u of its own, and with lambda_e = lambda + lambda_u, measured, norm and
+rotation in equilibrium are predicted as for scale-invariant weights, within 10 %. Beside it the same network with weight
+standardization, where nothing is to be adjusted.
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from rwsim.experiments.train import Recipe
 _SGDM, _ADAMW = {"lr": 0.02, "momentum": 0.9}, {"lr": 2e-3}
 
 
-def _config(product: float, steps: int, batch: int, seeds: int, **rest: int | dict[str, int]) -> Config:
+def _config(product: float, steps: int, batch: int, seeds: int, **rest: Any) -> Config:
     """Cases at lr times decay of `product`, under SGDM a tenth of it: its updates last ten steps."""
     sgdm = {**_SGDM, "weight_decay": 0.1 * product / _SGDM["lr"]}
     adamw = {**_ADAMW, "weight_decay": product / _ADAMW["lr"]}

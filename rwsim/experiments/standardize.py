@@ -1,7 +1,7 @@
 """`standardize`: weight standardization on top of layer normalization (the paper's Figure 7).
 
-Claim: layer normalization leaves single neurons scale-sensitive, so that they turn at different rates. Weight standardization balances them,
-as a rotational variant does, and both do better than plain training.
+Claim: layer normalization leaves single neurons scale-sensitive, so that they turn at different rates. Weight standardization balances
+them, as a rotational variant does, and both do better than plain training.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,9 @@
 """`tradeoff`: learning rate against weight decay at a constant product (the paper's Figure 4 and, for GPT, appendix J).
 
 Claim: along such a line a rotational variant turns alike, so that the learning rate only sets how fast gains and biases move: at a small
-one it does as well as with frozen gains and biases, at a large one worse than at its best. The baseline is changed by transients as well: at a
-large learning rate it turns too fast at first, at a small one too slowly, and on text it hangs on the learning rate more than the variant.
+one it does as well as with frozen gains and biases, at a large one worse than at its best. The baseline is changed by transients as well:
+at a large learning rate it turns too fast at first, at a small one too slowly, and on text it hangs on the learning rate more than the
+variant.
 """
 
 from collections.abc import Iterator, Sequence

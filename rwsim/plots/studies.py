@@ -164,7 +164,7 @@ def adam_figure(trained: "Trained") -> Figure:
         top.plot(best.facts["lr"], best.facts["decay"], "s", mfc="none", mec=COLORS[5], ms=22, mew=1.5)
         rotation = TABLE_1[optimizer].rotation
         others = {symbol: 1 for symbol in rotation.free_symbols - {eta, lam}}
-        fine = np.meshgrid(np.geomspace(*top.get_xlim(), 40), np.geomspace(*top.get_ylim(), 40))
+        fine = np.meshgrid(*(np.geomspace(low, high, 40) for low, high in (top.get_xlim(), top.get_ylim())))
         octaves = np.log2(sp.lambdify((eta, lam), rotation.subs({**others, beta1: 0.9}), "numpy")(*fine))
         top.contour(*fine, octaves, np.arange(np.floor(octaves.min()), octaves.max()), colors=COLORS[1], linewidths=0.8, linestyles="--")
         _log(top, "xy")
@@ -204,8 +204,8 @@ def warmup_figure(trained: "Trained") -> Figure:
 
 
 def standardize_figure(trained: "Trained") -> Figure:
-    """Validation accuracy over learning rates; rotation of single neurons of a middle layer late in the run; and over the run its mean, with
-    a standard deviation of the logarithm over neurons."""
+    """Validation accuracy over learning rates; rotation of single neurons of a middle layer late in the run; and over the run its mean,
+    with a standard deviation of the logarithm over neurons."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
     for color, one in zip(COLORS, trained.select(final=True), strict=False):
         kind = str(one.facts["kind"])

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from rwsim.page.chart import Axis, Series, chart
 from rwsim.page.html import Html, join, tag
 from rwsim.page.scale import number
 from rwsim.page.table import Column, table
+from rwsim.report import study
 from rwsim.report.draw import Mark, forest, spread_of, thin
 from rwsim.report.read import Array, Columns, File, checked
 from rwsim.report.sheet import BAD, GOOD, UNSURE, Sheet, figures, known, note, num, pct, plural, said, tone
@@ -60,12 +62,18 @@ class _Result(BaseModel):
 def is_mine(file: File) -> bool:
     """Whether a file is of an experiment."""
     return file.form == "json" and (
-        (file.name == "settings.json" and "experiment" in file.json) or {"rows", "says", "meta"} <= set(file.json)
+        (file.name == "settings.json" and "experiment" in file.json) or {"rows", "says", "meta"} <= set(file.json) or study.is_mine(file)
     )
 
 
 def sheet(file: File) -> Sheet:
     """A report of it."""
+    if study.is_mine(file):
+        if "stages" in file.json:
+            _table_beside(file)
+        meta = file.json.get("meta", file.json)
+        says = file.json["says"] if "says" in file.json else _paragraphs(file)
+        return study.sheet(file, [_bold(str(paragraph)) for paragraph in says], _facts(meta, file))
     if "rows" in file.json:
         result = checked(_Result, file)
         meta, rows, says, records = result.meta, result.rows, result.says, None
@@ -99,14 +107,18 @@ def sheet(file: File) -> Sheet:
     )
 
 
-def _rows(file: File) -> list[_Row]:
-    """table.csv beside it."""
+def _table_beside(file: File) -> Path:
+    """table.csv of its directory."""
     place = file.path.with_name("table.csv")
     if not place.is_file():
         unfinished = (file.path.parent / "runs").is_dir()
         remedy = "rwsim experiment --resume finishes it" if unfinished else "rwsim experiment --replot writes it"
         raise InvalidArgument("path", "must hold table.csv of a finished experiment", str(file.path.parent), remedy)
-    columns = File.of(place).csv
+    return place
+
+
+def _rows(file: File) -> list[_Row]:
+    columns = File.of(_table_beside(file)).csv
     found = []
     texts = {name: columns.text(name) for name in ("case", "layer", "invariant", "quantity", "verdict", "note")}
     numbers = {

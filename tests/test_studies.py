@@ -1,0 +1,352 @@
+"""Studies: the rule, stages, lots, resuming, files, and each of them end to end at its smallest size."""
+
+import csv
+import gzip
+import json
+import math
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rwsim.cli import FAILS, HOLDS, USAGE
+from rwsim.cli import run as command
+from rwsim.errors import InvalidArgument
+from rwsim.experiments import STUDIES, conduct, nodecay
+from rwsim.experiments.compare import FAILED, HELD, PARTLY, UNDECIDED, better, interval, near, no_worse, overall, par
+from rwsim.experiments.conduct import kept_study
+from rwsim.experiments.constrain import matched
+from rwsim.experiments.data import VOCABULARY, ImageData, load_images
+from rwsim.experiments.lanes import Lane, Outcome, train_lanes
+from rwsim.experiments.records import Layer
+from rwsim.experiments.run import Settings
+from rwsim.experiments.study import SCALES, Study, Trained, arm
+from tests.experiments import make_data
+
+RESULTS = {"figure.png", "runs.csv", "series.csv.gz", "settings.json", "summary.md", "table.csv"}
+SMOKE = SCALES["smoke"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("studies") / "data")
+
+
+# The rule.
+
+
+def sample(mean, count=5, deviation=0.2, seed=0):
+    return mean + deviation * np.random.default_rng(seed).standard_normal(count)
+
+
+def test_the_rule_decides():
+    base = sample(90.0)
+    above = base + 1 + 0.1 * np.random.default_rng(1).standard_normal(5)
+    noisy = base + np.array([3.0, -3, 2, -2, 0])
+    assert [better("", "", *pair, "points").verdict for pair in ((above, base), (base, above), (noisy, base))] == [HELD, FAILED, UNDECIDED]
+    assert [par("", "", x, base, "points").verdict for x in (base + 0.2, above, noisy)] == [HELD, FAILED, UNDECIDED]
+    assert "better by more" in par("", "", above, base, "points").note
+    assert [no_worse("", "", x, base, "points").verdict for x in (above, base - 1, noisy)] == [HELD, FAILED, UNDECIDED]
+    assert [near("", "", x * base, base, 0.05).verdict for x in (1.02, 1.2)] == [HELD, FAILED]
+    assert near("", "", noisy - 80, base - 80, 0.05).verdict == UNDECIDED
+
+
+def test_a_gain_that_is_too_small_to_matter_is_not_held():
+    base = sample(90.0)
+    claim = better("", "", base + np.array([0.1, -0.1, 0.1, -0.1, 0]), base, "points")
+    assert claim.verdict == FAILED and "below 0.5 points" in claim.note
+    assert better("", "", base + 0.1, base, "points").note == "a difference below 0.5 points"
+
+
+def test_an_arm_against_itself_is_par_and_not_better():
+    base = sample(90.0)
+    assert par("", "", base, base, "points").verdict == HELD and better("", "", base, base, "points").verdict == FAILED
+    assert better("", "", base, base).verdict == UNDECIDED
+
+
+def test_one_seed_decides_nothing_and_what_is_not_finite_neither():
+    one, gone = np.array([90.0]), np.array([90.0, math.nan])
+    for rule in (par, no_worse, better):
+        assert rule("", "", one + 5, one, "points").verdict == UNDECIDED
+        assert rule("", "", gone, np.array([1.0, 2.0]), "points").verdict == UNDECIDED
+
+
+def test_power_and_false_alarms():
+    """Of 2,000 draws with no difference, held and did not hold are rare; a difference of five standard errors is found."""
+    rng = np.random.default_rng(0)
+    null = rng.standard_normal((2000, 5))
+    intervals = [interval(one) for one in null]
+    missed = np.mean([abs(mean) > half for mean, half in intervals])
+    assert abs(missed - 0.05) < 4 * math.sqrt(0.05 * 0.95 / 2000)
+    found = [better("", "", 5.0 / math.sqrt(5) * 1.0 + one, np.zeros(5)).verdict for one in null]
+    assert found.count(HELD) > 1800 and found.count(FAILED) == 0
+
+
+def test_runs_are_paired():
+    """What both arms of a seed have in common does not widen the interval."""
+    common = sample(90.0, deviation=5.0)
+    assert better("", "", common + sample(1.0, seed=1), common, "points").verdict == HELD
+
+
+def test_a_study_holds_in_part():
+    claims = {v: replace(better("", "", sample(1.0), sample(0.0)), verdict=v) for v in (HELD, FAILED, UNDECIDED)}
+    of = [claims[HELD]], [claims[HELD], claims[FAILED]], [claims[UNDECIDED], claims[FAILED]], [claims[UNDECIDED]], []
+    assert [overall(some) for some in of] == [HELD, PARTLY, FAILED, UNDECIDED, UNDECIDED]
+
+
+# Trainings that take no time.
+
+LAYERS = (*(Layer(f"conv{k}", 144, 16, True) for k in range(19)), Layer("head", 64, 10, False))
+
+
+def outcome(lane: Lane, layers=LAYERS) -> Outcome:
+    """What a run might come to; its score falls with lr and with the decay."""
+    rng = np.random.default_rng([lane.seed, round(1e6 * lane.recipe.hyper["lr"])])
+    step = np.arange(1, lane.recipe.steps + 1, lane.recipe.every)
+    shape = len(step), len(layers)
+    loss = 1 + 0.01 * rng.standard_normal() + lane.recipe.hyper["lr"]
+    accuracy = 0.9 - lane.recipe.hyper["lr"] / 10
+    test_loss, test_accuracy = (loss, accuracy) if lane.final else (math.nan, math.nan)
+    norm, rotation, spread = 0.01 * np.exp(0.1 * rng.standard_normal((3, *shape)))
+    last = [0.01 * np.ones(min(64, layer.neurons)) for layer in layers]
+    losses = np.ones(min(100, lane.recipe.steps))
+    return Outcome(loss, accuracy, test_loss, test_accuracy, None, 1.0, losses, step, norm, rotation, spread, last, layers)
+
+
+@pytest.fixture
+def lots(monkeypatch):
+    """The lots that are begun; nothing is done for them."""
+    heard = []
+
+    def train(lanes, data, device, listen=None):
+        heard.append(lanes)
+        listen(len(lanes) * lanes[0].recipe.steps)
+        return [outcome(lane) for lane in lanes]
+
+    monkeypatch.setattr(conduct, "train_lanes", train)
+    return heard
+
+
+def search(scale, found):
+    assert not found.arms
+    for lr in (0.3, 0.1, 0.2):
+        yield arm(scale.recipe("resnet", "adamw", lr, 1.0), 1, False, kind="plain", lr=lr)
+
+
+def final(scale, found):
+    best = found.best(found.select(kind="plain"))
+    for kind, rotational in (("plain", None), ("RV", {})):
+        yield arm(replace(best.recipe, rotational=rotational), 2, True, kind=kind, lr=best.facts["lr"])
+
+
+def judge(scale, found):
+    one, other = found.select(final=True)
+    return [par("x", "alike", found.scores(one), found.scores(other), "points")]
+
+
+TWO = Study("constrain", "two stages", "two arms are alike", "nothing", "nothing differs", (search, final), judge)
+SETTINGS = Settings("smoke", "cpu", seed=3)
+
+
+def test_stages_get_what_came_before(data, tmp_path, lots):
+    result = conduct.conduct(TWO, replace(SETTINGS, data=data), tmp_path / "out")
+    assert [(lane.recipe.hyper["lr"], lane.seed, lane.final) for (lane,) in lots] == [
+        (0.3, 3, False), (0.1, 3, False), (0.2, 3, False), (0.1, 3, True), (0.1, 4, True), (0.1, 3, True), (0.1, 4, True),
+    ]  # fmt: skip
+    assert result.findings.passed and result.settings["stages"][1] == ["plain-lr0.1", "RV-lr0.1"]
+    # What is judged comes from the files, and what stages saw is in them.
+    again = kept_study(TWO, tmp_path / "out")
+    assert again.findings == result.findings
+    run = again.trained.runs["RV-lr0.1"][1]
+    made = outcome(Lane(SMOKE.recipe("resnet", "adamw", 0.1, 1.0), 4, True))
+    assert run.loss == pytest.approx(made.loss, rel=1e-7) and run.layers == made.layers and math.isnan(outcome(lots[0][0]).test_loss)
+    np.testing.assert_allclose(run.rotation, made.rotation, rtol=1e-3)
+    assert again.trained.arms["RV-lr0.1"].recipe.hyper["betas"] == (0.9, 0.999)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_what_was_stopped_trains_only_what_is_missing(data, tmp_path, lots, after):
+    settings = replace(SETTINGS, data=data)
+    conduct.conduct(TWO, settings, tmp_path / "whole")
+    whole = [len(lots), {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir() if path.name != "settings.json"}]
+    lots.clear()
+
+    def stop(*_):
+        if len(lots) == after + 1:  # in the lot after those
+            raise Stop
+
+    with pytest.raises(Stop):
+        conduct.conduct(TWO, settings, tmp_path / "out", heard=stop)
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == after
+    with pytest.raises(InvalidArgument, match="must not hold an experiment already"):
+        conduct.conduct(TWO, settings, tmp_path / "out")
+    with pytest.raises(InvalidArgument, match="with the same seed"):
+        conduct.conduct(TWO, replace(settings, seed=4), tmp_path / "out", resume=True)
+    conduct.conduct(TWO, settings, tmp_path / "out", resume=True)
+    assert len(lots) == whole[0] + 1 and [lane.seed for (lane,) in lots].count(3) == 5 + (after == 1)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != "settings.json"} == whole[1]
+
+
+@pytest.fixture
+def stopped(data, tmp_path, lots):
+    """A directory with one run of `TWO`, and how it is conducted."""
+
+    def stop(*_):
+        if len(lots) == 2:
+            raise Stop
+
+    settings = replace(SETTINGS, data=data)
+    with pytest.raises(Stop):
+        conduct.conduct(TWO, settings, tmp_path / "out", heard=stop)
+    lots.clear()
+    return tmp_path / "out", settings
+
+
+def test_a_recipe_that_changed_is_trained_again(stopped, lots, monkeypatch):
+    out, settings = stopped
+    monkeypatch.setitem(conduct.SCALES, "smoke", replace(SMOKE, batch=4))
+    conduct.conduct(TWO, settings, out, resume=True)
+    assert [lane.recipe.batch for (lane,) in lots] == [4] * 7
+
+
+def test_a_damaged_run_is_named(stopped):
+    out, settings = stopped
+    (path,) = (out / "runs").iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(InvalidArgument, match=r"damaged file, search-plain-lr0\.3-3\.\w+\.pt"):
+        conduct.conduct(TWO, settings, out, resume=True)
+
+
+@pytest.mark.parametrize("name", ["runs.csv", "series.csv.gz", "settings.json"])
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_damaged_results_name_themselves(data, tmp_path, lots, name, how):
+    conduct.conduct(TWO, replace(SETTINGS, data=data), tmp_path / "out")
+    path = tmp_path / "out" / name
+    path.write_bytes(path.read_bytes()[:60]) if how == "cut" else path.unlink()
+    with pytest.raises(InvalidArgument, match=name if (name, how) != ("settings.json", "gone") else "finished experiment"):
+        kept_study(TWO, tmp_path / "out")
+
+
+def test_an_unfinished_study_is_refused(stopped):
+    with pytest.raises(InvalidArgument, match="finish it with --resume"):
+        kept_study(TWO, stopped[0])
+
+
+def test_lots_share_data_and_steps(data, tmp_path, lots, monkeypatch):
+    monkeypatch.setitem(conduct._LANES, "cpu", 8)
+    conduct.conduct(STUDIES["warmup"], replace(SETTINGS, data=data), tmp_path / "out")
+    assert max(map(len, lots)) == 8
+    for lanes in lots:
+        assert len({(lane.recipe.text, lane.recipe.steps) for lane in lanes}) == 1
+
+
+# Runs that are all of the GPU's budget: about 600.
+BUDGET = {
+    "constrain": 125,
+    "nodecay": 20,
+    "tradeoff": 100,
+    "adam": 75,
+    "warmup": 100,
+    "standardize": 50,
+    "imbalance": 90,
+    "sensitivity": 75,
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_at_the_size_of_a_gpu(name, data, tmp_path, lots, monkeypatch):
+    """Its arms have names of their own, its runs fit the budget, its files stay small, and all of it can be judged."""
+    monkeypatch.setattr(nodecay, "expected", lambda found, one: np.full(len(found.runs[one.name][0].step), 0.01))
+    monkeypatch.setitem(conduct.SCALES, "smoke", replace(SCALES["gpu"], validation=16))
+    result = conduct.conduct(STUDIES[name], replace(SETTINGS, data=data), tmp_path / "out")
+    assert len(lots) <= BUDGET[name] and sum(BUDGET.values()) < 640
+    names = [one for stage in result.settings["stages"] for one in stage]
+    assert max(Counter(names).values()) == 1 and set(names) == set(result.trained.arms)
+    assert (tmp_path / "out" / "series.csv.gz").stat().st_size < 1e6
+    for one in result.trained.arms.values():
+        assert one.seeds >= (3 if one.final else 1)
+    parity = [claim for claim in result.findings.claims if claim.rule in ("par", "no_worse")]
+    assert all(claim.seeds == 5 for claim in parity) and all(claim.seeds >= 3 for claim in result.findings.claims)
+
+
+def test_runs_that_diverged_count_as_guessing():
+    lanes = [Lane(SMOKE.recipe(network, "adamw", 0.1, 1.0), 0, True) for network in ("resnet", "gpt")]
+    gone = dict.fromkeys(("loss", "accuracy", "test_loss", "test_accuracy"), math.nan)
+    arms = [arm(lane.recipe, 2, True, kind=lane.recipe.network) for lane in lanes]
+    found = Trained((one, (outcome(lane), replace(outcome(lane), **gone, diverged=2))) for one, lane in zip(arms, lanes, strict=True))
+    assert [found.scores(one)[1] for one in arms] == [10.0, pytest.approx(-math.log(VOCABULARY))]
+    assert [found.diverged(one) for one in arms] == [1, 1]
+
+
+# Trainings that are done.
+
+
+def test_searches_leave_the_test_data_alone(data, monkeypatch):
+    images = load_images(data)
+    looked = []
+
+    def evaluation(self, validation=False):
+        looked.append(validation)
+        if not validation:
+            raise AssertionError("the test data")
+        return whole(self, validation)
+
+    whole = ImageData.evaluation
+    monkeypatch.setattr(ImageData, "evaluation", evaluation)
+    lane = Lane(SMOKE.recipe("resnet", "adamw", 0.1, 1.0), 0, False)
+    (found,) = train_lanes([lane], images, torch.device("cpu"))
+    assert looked == [True] and math.isfinite(found.loss) and math.isnan(found.test_accuracy)
+    with pytest.raises(AssertionError, match="the test data"):
+        train_lanes([replace(lane, final=True)], images, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("schedule", ["", "warmup0.05+cosine"])
+@pytest.mark.parametrize("optimizer", ["sgdm", "adamw", "lion"])
+def test_the_few_shot_decay_turns_as_much_as_it_is_to(data, optimizer, schedule):
+    """Every step turns by the rate itself, where signs are not all alike: the update of a convolution in the middle has a direction."""
+    changed = {"steps": 20, "rotational": {"fixed_angle": True}, "rotation_schedule": schedule, "size": {"width": 8}}
+    recipe = SMOKE.recipe("resnet", optimizer, 0.01, 1.0, **changed)
+    (found,) = train_lanes([Lane(matched(recipe, 0.02), 0)], load_images(data), torch.device("cpu"))
+    assert found.rotation[:, 1].mean() == pytest.approx(0.02, rel=0.01)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_each_runs_end_to_end(name, data, tmp_path, capsys):
+    out, file = tmp_path / "out", tmp_path / "found.json"
+    arguments = ["experiment", name, "--config", "smoke", "--data", str(data), "--out", str(out)]
+    assert command([*arguments, "--json", str(file)]) in (HOLDS, FAILS)
+    said = " ".join(capsys.readouterr().out.split())
+    assert {path.name for path in out.iterdir()} == RESULTS and (out / "figure.png").read_bytes()[:4] == b"\x89PNG"
+    settings, summary = json.loads((out / "settings.json").read_text()), (out / "summary.md").read_text()
+    rows, document = list(csv.DictReader((out / "table.csv").read_text().splitlines())), json.loads(file.read_text())
+    assert len(rows) == len(document["claims"]) > 0 and document["verdict"] in (HELD, PARTLY, FAILED, UNDECIDED)
+    assert "What differs from the paper" in summary and all(row["claim"] in summary and row["claim"] in said for row in rows)
+    runs = list(csv.DictReader((out / "runs.csv").read_text().splitlines()))
+    assert len(runs) == sum(one["seeds"] for one in settings["arms"].values()) and all(
+        bool(run["loss"]) for run in runs if not run["diverged"]
+    )
+    assert all(one["recipe"]["validation"] for one in settings["arms"].values()) and settings["margins"] == {"points": 0.5, "nats": 0.02}
+    tested = {run["arm"] for run in runs if run["test_loss"]}
+    assert tested <= {name for name, one in settings["arms"].items() if one["final"]}
+    assert gzip.decompress((out / "series.csv.gz").read_bytes()).startswith(b"arm,seed,quantity,layer,values\n")
+
+
+def test_replot_gives_the_same_bytes(data, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["experiment", "adam", "--config", "smoke", "--data", str(data), "--out", str(out)]
+    command(arguments)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    for name in ("table.csv", "summary.md", "figure.png"):
+        (out / name).unlink()
+    capsys.readouterr()
+    assert command(["experiment", "adam", "--out", str(out), "--replot"]) in (HOLDS, FAILS)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert command([*arguments, "--quiet"]) == USAGE and "must not hold an experiment already" in capsys.readouterr().err
+    assert command(["experiment", "warmup", "--out", str(out), "--replot"]) == USAGE
+    assert "must hold results of warmup" in capsys.readouterr().err
