@@ -58,7 +58,7 @@ def serve(place: str) -> None:
     assert threading.active_count() == 1, "a thread does not survive a fork"
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
-    while 0 not in select.select([listener, 0], [], [])[0]:
+    while 0 not in select.select([listener.fileno(), 0], [], [])[0]:
         client, _ = listener.accept()
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -81,7 +81,7 @@ def _attend(client: socket.socket) -> None:
     for stream in streams:
         os.close(stream)
     done = os.pidfd_open(worker)
-    if done not in select.select([client, done], [], [])[0]:
+    if done not in select.select([client.fileno(), done], [], [])[0]:
         os.killpg(worker, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     client.sendall(bytes([status if status >= 0 else 128 - status]))
