@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from rwsim.errors import InvalidArgument, NoEquilibrium
 from rwsim.optimizers import UpdateRule, find_rule
-from rwsim.sweeps.result import time_constants
 from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.factors import schedule_factors, warmed_up
 from rwsim.theory.noise import Array, GradientLaw
 from rwsim.theory.predict import gradient_law
 from rwsim.theory.schedule import Path, expected_path
+from rwsim.theory.transient import time_constants
 
 if TYPE_CHECKING:
     import torch

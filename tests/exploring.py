@@ -9,11 +9,11 @@ import numpy as np
 import rwsim
 from rwsim.explore.setting import LAW, NEURONS, hyper_controls, keys
 from rwsim.optimizers import RULES
-from rwsim.sweeps.result import time_constants
 from rwsim.theory import symbols as sym
 from rwsim.theory.factors import SHAPES, warmed_up
 from rwsim.theory.predict import gradient_law
 from rwsim.theory.schedule import closed_path
+from rwsim.theory.transient import time_constants
 
 QUANTITIES = ("norm", "rotation", "rms_update")
 

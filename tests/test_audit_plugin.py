@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import rwsim
+from tests.forked import python
 
 OPTIMIZER = """\
 import torch
@@ -84,7 +85,7 @@ def suite(directory: Path, *arguments: str) -> tuple[int, str]:
     # The installation under test may be older than the entry point; naming the plugin twice is an error.
     listed = subprocess.run([sys.executable, "-c", _LISTED], env=env, capture_output=True, text=True, check=True).stdout.strip()
     plugin = [] if listed == "True" else ["-p", "rwsim.audit.plugin"]
-    command = [sys.executable, "-m", "pytest", *plugin, "-W", "error", "--strict-markers", "-p", "no:cacheprovider", "-p", "no:jaxtyping"]
+    command = [*python(), "-m", "pytest", *plugin, "-W", "error", "--strict-markers", "-p", "no:cacheprovider", "-p", "no:jaxtyping"]
     done = subprocess.run([*command, *arguments], cwd=directory, env=env, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
 

@@ -178,8 +178,9 @@ def test_a_rule_outside_the_paper_is_derived():
     assert [r.failure for r in found if not r.ok] == []
 
 
-# Neighbours whose derivations go as those of adamw, sgdm and lion do: in slow runs.
-_ALIKE = {"ademamix", "nadamw", "qhm", "dampened", "signum"}
+# Neighbours whose derivations go as those of adamw, sgdm and lion do: in slow runs. So are the paper's four, whose steps
+# `test_every_step_holds` derives, and nesterov, which `test_a_rule_outside_the_paper_is_derived` does.
+_ALIKE = {"ademamix", "nadamw", "qhm", "dampened", "signum"} | {"sgdm", "adamw", "adam_l2", "lion"} | {"nesterov"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in _ALIKE else name for name in RULES])

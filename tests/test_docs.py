@@ -2,13 +2,14 @@
 
 import os
 import re
+import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import rwsim
+from tests.forked import python
 
 ROOT = Path(rwsim.__file__).parent.parent
 PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if "```" in page.read_text()]
@@ -27,7 +28,7 @@ def run_page(text: str, directory: Path) -> int:
     """
     scripts = directory / "bin"
     scripts.mkdir()
-    (scripts / "rwsim").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m rwsim.cli "$@"\n')
+    (scripts / "rwsim").write_text(f'#!/bin/sh\nexec {shlex.join(python())} -m rwsim.cli "$@"\n')
     (scripts / "rwsim").chmod(0o755)
     path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
@@ -43,7 +44,7 @@ def run_page(text: str, directory: Path) -> int:
             (directory / named[1]).write_text(content)
             continue
         if language == "python":
-            command = [sys.executable, "-c", content]
+            command = [*python(), "-c", content]
         else:
             assert language == "sh", f"no way to run {language}"
             command = ["sh", "-e", "-c", content]

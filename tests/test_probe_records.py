@@ -16,6 +16,7 @@ from rwsim.errors import InvalidArgument, StorageError, Unavailable
 from rwsim.probe import CSVWriter, TensorBoardWriter, WandbWriter
 from rwsim.probe.quantities import QUANTITIES, over_neurons, running
 from rwsim.probe.reading import PREDICTIONS, TRANSIENTS
+from tests.forked import python
 from tests.probing import WALKS, Weight, data, learn, small
 
 
@@ -123,7 +124,7 @@ learn(model, optimizer, data(7))
 os._exit(9)
 """
     path = tmp_path / "records.csv"
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    done = subprocess.run([*python(), "-c", code, str(path)], capture_output=True, text=True)
     assert done.returncode == 9, done.stderr
     rows = table(path)
     assert [int(row["step"]) for row in rows[::3]] == [1, 2, 3, 4, 5, 6]

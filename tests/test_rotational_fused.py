@@ -4,7 +4,6 @@ import copy
 import gc
 import math
 import subprocess
-import sys
 import warnings
 import weakref
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from rwsim.errors import InvalidArgument
 from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalOptimizer, RotationalSGDM, fused, rotational_of
 from rwsim.rotational.rotate import rounded_at_random
+from tests.forked import python
 from tests.rotational import seeded
 
 pytest.importorskip("triton")
@@ -217,7 +217,7 @@ def test_compiled_steps_are_plain_ones():
 
     `aot_eager` needs no compiler; a process of its own has functions that nothing wraps to check types, which torch.compile cannot read.
     """
-    done = subprocess.run([sys.executable, "-c", _COMPILED], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run([*python(), "-c", _COMPILED], capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout.endswith("alike\n"), done.stderr[-3000:]
 
 

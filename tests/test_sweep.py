@@ -36,7 +36,7 @@ from rwsim.sweeps.ledger import Ledger, identity_of
 from rwsim.sweeps.log import read_log
 from rwsim.sweeps.outcome import Outcome, reduce
 from rwsim.sweeps.sweep import sweep
-from rwsim.theory import equilibrium
+from rwsim.theory import equilibrium, transient
 from rwsim.theory import symbols as sym
 from rwsim.theory.equilibrium import predict_equilibria
 from rwsim.theory.factors import schedule_factors
@@ -248,12 +248,12 @@ def test_time_constants_of_every_rule(monkeypatch):
         needed = {"max_lr": 1e-4} if "max_lr" in rule.hyper else {}
         rules = [rule(lr=1e-4, weight_decay=decay, **needed) for decay in (1e-3, 2e-3)]
         exact = predict_equilibria(rules, law).exact
-        known = result.time_constants(rule, rules, exact)
+        known = transient.time_constants(rule, rules, exact)
         assert known[0] / known[1] == pytest.approx(2, rel=1e-2), name
         if linear_response(rule).direction != "sign":
             with monkeypatch.context() as patch:
-                patch.setattr(result, "relaxation_rate", lambda kind: sym.normalizer)
-                np.testing.assert_allclose(result.time_constants(rule, rules, exact), known, rtol=0.02, err_msg=name)
+                patch.setattr(transient, "relaxation_rate", lambda kind: sym.normalizer)
+                np.testing.assert_allclose(transient.time_constants(rule, rules, exact), known, rtol=0.02, err_msg=name)
 
 
 def test_slow_points_are_not_called_settled(tmp_path):

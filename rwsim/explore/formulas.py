@@ -149,7 +149,7 @@ def table_1(expression: sp.Expr) -> sp.Expr:
 
 
 def time_constant(rule: type[UpdateRule]) -> sp.Expr:
-    """Steps in which E||omega||^2 forgets its start; see `rwsim.sweeps.result.time_constants`."""
+    """Steps in which E||omega||^2 forgets its start; see `rwsim.theory.transient.time_constants`."""
     rate = relaxation_rate(rule)
     return 1 / (memory(rule) * relative_update**2 if rate.has(sym.normalizer) else rate)
 

@@ -10,9 +10,9 @@ import torch
 from rwsim.errors import InvalidArgument, NoEquilibrium, WalkDiverged
 from rwsim.explore.setting import NEURONS, Setting
 from rwsim.stats.mcse import estimate
-from rwsim.sweeps.result import time_constants
 from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.schedule import expected_path
+from rwsim.theory.transient import time_constants
 from rwsim.walk import blocked
 from rwsim.walk.job import Job
 from rwsim.walk.measure import QUANTITIES

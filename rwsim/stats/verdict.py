@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 AGREES, DIFFERS, UNDECIDED = "agrees", "differs", "undecided"
 
@@ -27,7 +27,7 @@ def critical_value(checks: int, freedom: float, rate: float = FALSE_ALARM_RATE) 
         >>> round(critical_value(15, 1e9), 2)
         3.99
     """
-    return float(student_t.isf(rate / checks / 2, freedom))
+    return float(-stdtrit(freedom, rate / checks / 2))
 
 
 def judge(relative_error: float, relative_mcse: float, margin: float, critical: float, obstacle: str = "") -> Verdict:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
-from scipy.stats import qmc
 
 from rwsim.config import WalkSettings
 from rwsim.errors import InvalidArgument
@@ -240,6 +239,8 @@ class Grid:
         if config.points is None:
             base = itertools.product(*(axis.values for axis in axes))
         else:
+            from scipy.stats import qmc  # a second to load
+
             rng = np.random.default_rng(config.seed)
             shape = (config.points, len(axes))
             shares = rng.random(shape) if config.design == "random" else qmc.LatinHypercube(len(axes), rng=rng).random(config.points)

@@ -17,9 +17,8 @@ from rwsim.optimizers import UpdateRule
 from rwsim.stats.mcse import estimate
 from rwsim.sweeps.grid import Grid, Setting
 from rwsim.sweeps.outcome import Outcome
-from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import Equilibrium, numeric, predict_equilibria
-from rwsim.theory.rates import memory, relaxation_rate
+from rwsim.theory.equilibrium import predict_equilibria
+from rwsim.theory.transient import time_constants
 from rwsim.walk.measure import QUANTITIES
 from rwsim.walk.system import Layer
 
@@ -147,24 +146,6 @@ class Measured:
             means, shares = self.means[first : first + _TOGETHER], predicted.shares[first : first + _TOGETHER]
             around = means - means.mean(-1, keepdims=True) * np.where(np.isfinite(shares), shares, 1.0)
             self.errors[first : first + _TOGETHER] = np.sqrt((around**2).sum(-1) / (rows * (rows - 1)))
-
-
-def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule], exact: Equilibrium) -> np.ndarray:
-    """Steps in which E||omega||^2 forgets its start, shape (config,): 1/`relaxation_rate`, to leading order in lr times decay.
-
-    Where that depends on the normalizer (decay inside the average), it is the layer's: in equilibrium diffusion makes up for
-    decay, so the rate is tau_g^2 / E||omega||^2, with tau_g^2 the RMS update squared times `memory`.
-    """
-    rate, balance = relaxation_rate(kind), 1.0
-    if rate.has(sym.normalizer):
-        rate = memory(kind)
-        balance = (exact.rms_update / exact.norm) ** 2
-        if rate.has(sym.normalizer):
-            return np.full(len(rules), math.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        hyper = np.array([sym.flat(rule.values) for rule in rules], dtype=np.float64).T
-        (values,) = numeric(kind, (rate,), ())(*hyper)
-        return np.broadcast_to(1 / (np.asarray(values, dtype=np.float64) * balance), len(rules))
 
 
 def dataset(grid: Grid, variables: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> "xarray.Dataset":

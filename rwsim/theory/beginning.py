@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from scipy.stats import norm, qmc
+from scipy.special import ndtri
 
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory.moments import linear_response
@@ -34,11 +34,13 @@ class _Tape:
 @lru_cache(maxsize=2)
 def _points(kinds: int, nodes: tuple[float, ...], weights: tuple[float, ...]) -> tuple[Array, Array]:
     """Gradients in units of their deviation, shape (step, 1, kind, point), and starting weights in (0, 1)."""
+    from scipy.stats import qmc  # a second to load
+
     count = max(_FEWEST, _POINTS // kinds)
     unit = qmc.Sobol(2 * EXACT_STEPS + 1, scramble=True, rng=np.random.default_rng(0)).random(count * kinds)
     unit = np.clip(unit, 1e-12, 1 - 1e-12).reshape(count, kinds, -1).transpose(2, 1, 0)[:, None]
     places = np.minimum(np.searchsorted(np.cumsum(weights), unit[EXACT_STEPS:-1]), len(nodes) - 1)
-    return norm.ppf(unit[:EXACT_STEPS]) * np.sqrt(nodes)[places], unit[-1]
+    return ndtri(unit[:EXACT_STEPS]) * np.sqrt(nodes)[places], unit[-1]
 
 
 class Beginning:

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import sympy as sp
 from scipy.interpolate import PchipInterpolator
-from scipy.signal import fftconvolve, lfilter
 
 from rwsim.errors import InvalidArgument, UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
@@ -226,6 +225,8 @@ def _push(s: _System, kernel: Array, keep: float) -> float:
     products follow from pairs. Sums over two lags are convolutions. Of connected moments of the signs themselves only the first,
     rho / sqrt(1 - rho^2) for rho, is kept.
     """
+    from scipy.signal import fftconvolve, lfilter  # a second to load
+
     covariance = eq.sign_autocovariance(s.rule, s.law)[0]
     size = max(len(kernel), len(covariance) + 1, min(_LONGEST, math.ceil(30 / (1 - keep)))) + 2
 

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import roots_jacobi
-from scipy.stats import norm, qmc
+from scipy.special import ndtri, roots_jacobi
 
 from rwsim.errors import RwsimError
 from rwsim.theory._cache import cached
@@ -230,6 +229,8 @@ def gammas_over_draws(fan_in: int, draws: int = 512) -> tuple[Array, Array]:
     Returns:
         Arrays of shape (draws, fan_in) and (draws, 1).
     """
+    from scipy.stats import qmc  # a second to load
+
     points = qmc.Sobol(fan_in + 1, scramble=True, rng=np.random.default_rng(0)).random(draws)
-    values = norm.ppf(np.clip(points, 1e-12, 1 - 1e-12))
+    values = ndtri(np.clip(points, 1e-12, 1 - 1e-12))
     return values[:, :-1], values[:, -1:]

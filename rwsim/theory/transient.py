@@ -1,12 +1,16 @@
 """How a walk approaches its equilibrium, and from which step on it is there."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from rwsim.optimizers.rule import UpdateRule
-from rwsim.theory.equilibrium import predict_equilibrium
+from rwsim.theory import symbols as sym
+from rwsim.theory.equilibrium import Equilibrium, numeric, predict_equilibrium
 from rwsim.theory.noise import Array, GradientLaw
+from rwsim.theory.rates import memory, relaxation_rate
 from rwsim.theory.schedule import plain_norm
 
 
@@ -57,3 +61,21 @@ def approach(rule: UpdateRule, law: GradientLaw, start_sq: float, steps: int) ->
     """
     limit = predict_equilibrium(rule, law).linear_norm_sq
     return Approach(plain_norm(rule, law, steps, start_sq) ** 2 / limit - 1)
+
+
+def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule], exact: Equilibrium) -> Array:
+    """Steps in which E||omega||^2 forgets its start, shape (config,): 1/`relaxation_rate`, to leading order in lr times decay.
+
+    Where that depends on the normalizer (decay inside the average), it is the layer's: in equilibrium diffusion makes up for
+    decay, so the rate is tau_g^2 / E||omega||^2, with tau_g^2 the RMS update squared times `memory`.
+    """
+    rate, balance = relaxation_rate(kind), 1.0
+    if rate.has(sym.normalizer):
+        rate = memory(kind)
+        balance = (exact.rms_update / exact.norm) ** 2
+        if rate.has(sym.normalizer):
+            return np.full(len(rules), math.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        hyper = np.array([sym.flat(rule.values) for rule in rules], dtype=np.float64).T
+        (values,) = numeric(kind, (rate,), ())(*hyper)
+        return np.broadcast_to(1 / (np.asarray(values, dtype=np.float64) * balance), len(rules))

@@ -14,8 +14,7 @@ from functools import cache
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy.stats import f as f_ratio
-from scipy.stats import norm
+from scipy.special import fdtri, ndtr
 from torch import Tensor
 
 from rwsim.errors import InvalidArgument
@@ -250,9 +249,7 @@ def length_polynomial(batch: int) -> tuple[float, ...]:
     """
 
     def target(z: np.ndarray) -> np.ndarray:
-        tail = norm.sf(np.abs(z))
-        quantile = np.where(z < 0, f_ratio.ppf(tail, batch - 2, batch - 1), f_ratio.isf(tail, batch - 2, batch - 1))
-        return 0.5 * np.log(batch * (batch - 2) / (batch - 1) * quantile)
+        return 0.5 * np.log(batch * (batch - 2) / (batch - 1) * fdtri(batch - 2, batch - 1, ndtr(z)))
 
     degree = 20 if batch < 8 else 16 if batch < 12 else 12 if batch < 24 else 8
     chebyshev = np.polynomial.Chebyshev.interpolate(target, degree, domain=[-REACH, REACH])

@@ -1,0 +1,56 @@
+"""Forked processes are processes of their own: status, directory, environment, streams, modules; and they end with who asked."""
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import rwsim
+from tests.forked import python
+
+ENV = {**os.environ, "PYTHONPATH": str(Path(rwsim.__file__).parent.parent), "MINE": "1"}
+
+
+def run(*arguments: str, **options) -> tuple[int, str, str]:
+    done = subprocess.run([*python(), *arguments], env=ENV, capture_output=True, text=True, timeout=60, **options)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [
+        ("import sys; sys.exit(3)", 3, ""),
+        ("raise SystemExit('no')", 1, "no\n"),
+        ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        ("import os; os.abort()", 128 + 6, ""),
+        ("import atexit; atexit.register(print, 'end', flush=True)", 0, ""),
+    ],
+)
+def test_status_and_streams_are_those_of_a_process(code, status, error, tmp_path):
+    found = run("-c", code)
+    assert found[0] == status and found[2].endswith(error) and found[1] == ("end\n" if "atexit" in code else "")
+
+
+def test_a_process_has_its_own_place_and_modules(tmp_path):
+    (tmp_path / "mine.py").write_text("import os, sys; print(os.environ['MINE'], *sys.argv[1:], sys.stdin.read(), file=sys.stderr)")
+    assert run("-m", "mine", "a", "b", cwd=tmp_path, input="in") == (0, "", "1 a b in\n")
+    (tmp_path / "mine.py").write_text("where = __file__")
+    code = "import sys; before = [m for m in sys.modules if 'rwsim' in m]; import mine, rwsim; print(before, mine.where, rwsim.__file__)"
+    assert run("-c", code, cwd=tmp_path)[1].split() == ["[]", str(tmp_path / "mine.py"), rwsim.__file__]
+
+
+def test_a_process_ends_with_who_asked_for_it(tmp_path):
+    code = "import os, pathlib, time; pathlib.Path('pid').write_text(f'{os.getpid()} '); time.sleep(60)"
+    client, pid = subprocess.Popen([*python(), "-c", code], cwd=tmp_path), tmp_path / "pid"
+    deadline = time.monotonic() + 30
+    while not (pid.exists() and pid.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    worker = Path("/proc") / pid.read_text().strip()
+    assert worker.exists()
+    client.kill()
+    client.wait()
+    while worker.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not worker.exists()
