@@ -164,7 +164,6 @@ def test_the_rotation_follows_a_schedule_of_its_own(images):
     plain = one(recipe_of(rotational={}, steps=60, every=1), images)
     changed = one(recipe_of(rotational={}, steps=60, every=1, rotation_schedule="cosine", schedule="linear"), images)
     factors = schedule_factors("cosine", 60)
-    np.testing.assert_allclose(factors, schedule_factors("cosine", 60) ** 2)
     ratio = (changed.rotation / plain.rotation)[:, 0] / factors
     assert ratio[0] == pytest.approx(1, abs=1e-5) and np.abs(np.log(ratio[:50])).max() < 0.5 and abs(np.log(ratio[:50]).mean()) < 0.1
 

@@ -248,7 +248,7 @@ def test_lots_share_data_and_steps(data, tmp_path, lots, monkeypatch):
 
 # Runs that are all of the GPU's budget: about 600.
 BUDGET = {
-    "constrain": 125,
+    "constrain": 126,
     "nodecay": 20,
     "tradeoff": 100,
     "adam": 75,

@@ -6,7 +6,7 @@ Nothing is downloaded. A batch of step t does not depend on the steps before it,
 import gzip
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -60,6 +60,8 @@ class ImageData:
     deviation: float
     validation: idx.Images | None = None
     kind: ClassVar[str] = "images"
+    # Every run of a study asks for the same one.
+    _splits: dict[int, "ImageData"] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def to(self, device: torch.device) -> "ImageData":
         validation = None if self.validation is None else self.validation.to(device)
@@ -74,8 +76,10 @@ class ImageData:
         if not count:
             return self
         _check_split(count, len(self.training) - 1)
-        order = torch.randperm(len(self.training), generator=torch.Generator().manual_seed(_SPLIT)).to(self.training.labels.device)
-        return replace(self, training=self.training.at(order[count:]), validation=self.training.at(order[:count]))
+        if count not in self._splits:
+            order = torch.randperm(len(self.training), generator=torch.Generator().manual_seed(_SPLIT)).to(self.training.labels.device)
+            self._splits[count] = replace(self, training=self.training.at(order[count:]), validation=self.training.at(order[:count]))
+        return self._splits[count]
 
     def epoch(self, batch: int) -> int:
         """Steps of an epoch: whole batches."""
