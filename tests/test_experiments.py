@@ -142,23 +142,28 @@ def loss_of(model, x, y):
     return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
 
 
-@pytest.mark.parametrize("standardized", [False, True])
-@pytest.mark.parametrize("network", ["resnet", "vgg", "gpt"])
+SIZES = {
+    "resnet": {"width": 4, "blocks": 1}, "resnet-layer": {"width": 4, "blocks": 1, "norm": "layer"}, "resnet18": {"width": 2},
+    "resnet18-layer": {"width": 2, "norm": "layer"}, "vgg": {"width": 6}, "gpt": {"width": 8, "depth": 1, "heads": 2, "context": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("standardized", [False, True, "gain"])
+@pytest.mark.parametrize("network", SIZES)
 def test_scale_invariance_is_as_declared(network, standardized):
     """A neuron's weights times 3: the loss stays to the rounding where they are scale-invariant, and moves where they are not."""
-    size = {"resnet": {"width": 4, "blocks": 1}, "vgg": {"width": 6}, "gpt": {"width": 8, "depth": 1, "heads": 2, "context": 8}}[network]
-    model = build(network, 0, standardized, **size).double()
+    model = build(network.removesuffix("-layer"), 0, standardized, **SIZES[network]).double()
     generator = torch.Generator().manual_seed(1)
     if network == "gpt":
         x, y = (torch.randint(0, 256, (4, 8), generator=generator) for _ in range(2))
     else:
         x, y = torch.randn(16, 1, 28, 28, generator=generator, dtype=torch.float64), torch.randint(0, 10, (16,), generator=generator)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, (nn.BatchNorm2d, nn.GroupNorm)):
             module.eps = 1e-14
     params, invariant = dict(model.named_parameters()), scale_invariant(model)
-    expected = {"resnet": {"head"}, "vgg": set(weights(model)), "gpt": set(weights(model))}[network]
-    assert set(weights(model)) - invariant == (set() if standardized else expected)
+    expected = {"head"} if network in ("resnet", "resnet18") else set(weights(model))
+    assert set(weights(model)) - invariant == (set() if standardized is True else expected)
     with torch.no_grad():
         before = float(loss_of(model, x, y))
         for name, full in weights(model).items():
@@ -169,6 +174,27 @@ def test_scale_invariance_is_as_declared(network, standardized):
                 moved.append(abs(float(loss_of(model, x, y)) - before))
                 weight[row] /= 3
             assert (max(moved) < 1e-9) == (name in invariant), (name, max(moved))
+
+
+@pytest.mark.parametrize("norm", ["batch", "layer"])
+def test_the_eighteen_layers(norm):
+    """Twice four convolutions a stage, the first and the head; layer norm is over all of an image, and has a gain for each channel."""
+    model = build("resnet18", 0, norm=norm)
+    names = weights(model)
+    assert len(names) == 18 and [model.get_submodule(name).weight.shape[0] for name in (*names,)[1::4]] == [16, 32, 64, 128, 10]
+    x = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    features = model.norm(model.conv(x)).flatten(1 if norm == "layer" else 0).detach()
+    assert model(x).shape == (3, 10) and float(features.mean(-1).abs().max()) < 1e-5 and model.norm.weight.shape == (16,)
+    alone = model(x[:1])
+    assert torch.allclose(alone, model(x)[:1], atol=1e-5) == (norm == "layer")
+
+
+def test_gains_alone_leave_a_network_as_it_was():
+    size = SIZES["gpt"]
+    plain, gained = (build("gpt", 0, standardized, **size) for standardized in (False, "gain"))
+    x = torch.randint(0, 256, (2, 8), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(plain(x), gained(x))
+    assert sum(name.endswith("gain") for name, _ in gained.named_parameters()) == len(weights(plain))
 
 
 def test_networks_follow_from_their_seed():

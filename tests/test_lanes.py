@@ -76,9 +76,10 @@ def test_validation_images_are_of_the_training_images_alone(images):
     assert len(every) == 96 and [len(rows[name]) for name in ("training", "validation")] == [80, 16]
     assert rows["training"] | rows["validation"] == every and not rows["training"] & rows["validation"]
     assert split.held_out is images.held_out and not rows["held_out"] & every
-    assert torch.equal(images.split(16).validation.labels, split.validation.labels)
+    assert torch.equal(images.split(16).validation.pixels, split.validation.pixels)
     label = {bytes(row.numpy()): int(y) for row, y in zip(images.training.pixels.flatten(1), images.training.labels, strict=True)}
-    assert all(label[bytes(row.numpy())] == int(y) for row, y in zip(split.validation.pixels.flatten(1), split.validation.labels))
+    some = split.validation
+    assert all(label[bytes(row.numpy())] == int(y) for row, y in zip(some.pixels.flatten(1), some.labels, strict=True))
     order = Order(split, 16, seed=0)
     labels = torch.cat([order.batch(step)[1] for step in range(5)])
     assert torch.equal(labels.sort().values, split.training.labels.sort().values)
@@ -112,27 +113,39 @@ def test_rejects_a_split_that_leaves_nothing(images, text, kind, count):
 
 
 @pytest.mark.parametrize(("optimizer", "rotational"), VARIANTS[len(HYPER) :])
-def test_rotational_lanes_keep_norms_and_turn_as_predicted(images, optimizer, rotational):
-    """The mean square angle over N steps is eta_r^2 (1 + 9 ln(q)/N), q by which nu grows (see `turn_`, beta = 0.9).
+def test_rotational_lanes_keep_norms_and_turn_as_predicted(images, text, optimizer, rotational):
+    """The mean square angle of a layer, to 3 %.
 
-    That is an identity but for eta_r^2 and for what the first steps have; the mean of angles is smaller by half of their relative variance.
-    Left is the third order: below 3 %, where a rate without (1 - beta_1)/(1 + beta_1), without decay's factor 2 or of a rule's neighbour is
-    off by 40 % and more.
+    A step turns by eta_r ||u||/sqrt(nu), nu <- 0.9 nu + 0.1 ||u||^2: over N steps in which nu grows by q the mean square is
+    eta_r^2 (1 + 9 ln(q)/N), to the first order in a step's change of nu and in eta_r^2. The square over neurons comes from their mean and
+    their spread, to the third order of it. A rate without its factor 2, or without (1 - beta_1)/(1 + beta_1), is off by 100 % and more in
+    the square. Lion's network is the GPT: behind a GELU or a ReLU all signs of a row's gradient may be equal, and without their mean
+    nothing turns.
     """
-    run = Run(recipe_of(optimizer, rotational, steps=250, every=1), 0, images.split(16), CPU)
+    network, data = ("gpt", text) if optimizer == "lion" else ("tiny", images)
+    run = Run(recipe_of(optimizer, rotational, network, 100, every=1), 0, data.split(16), CPU)
     steps = go([run], capture=False)
-    weight = run.model.hidden.weight
-    [next(steps) for _ in range(2)]
+    next(steps)
+    weight = next(param for name, param in run.model.named_parameters() if name in ("hidden.weight", "layers.0.attention.query.weight"))
     begun = run.optimizer.state[weight]["update_norm_sq"].clone()
-    assert [*steps][-1] == 250
+    assert [*steps][-1] == 100
+    grown = float((run.optimizer.state[weight]["update_norm_sq"] / begun).log().mean())
     norm, rotation, spread, _ = run.gauge.found()
     np.testing.assert_allclose(norm, np.broadcast_to(norm[0], norm.shape), rtol=1e-5)
-    group = run.optimizer.param_groups[0]
-    rate = float(run.optimizer.rotation(group))
-    grown = float((run.optimizer.state[weight]["update_norm_sq"] / begun).log().mean())
-    late, off = rotation[100:, 0], spread[100:, 0]
-    square = np.mean(late**2 * (1 + off**2))
-    assert abs(square / (rate**2 * (1 + 9 * grown / 150)) - 1) < 0.03, (square, rate, grown)
+    rate = float(run.optimizer.rotation(run.optimizer.param_groups[0]))
+    square = np.mean(rotation[50:, 0] ** 2 * (1 + spread[50:, 0] ** 2))
+    assert square == pytest.approx(rate**2 * (1 + 9 * grown / 50), rel=0.03)
+
+
+def test_a_fixed_angle_is_that_of_the_step(text):
+    """At the rate of the step's lr, for every optimizer and layer: eta_r goes as the root of lr."""
+    factors = schedule_factors("warmup0.5+cosine", 20)
+    for optimizer, rotational in VARIANTS[len(HYPER) :]:
+        options = {**rotational, "fixed_angle": True}
+        found = one(recipe_of(optimizer, options, "gpt", 20, every=1, schedule="warmup0.5+cosine"), text)
+        kept = make_optimizer(recipe_of(optimizer, options), build("tiny", 0))
+        expected = np.broadcast_to(kept.rotation(kept.param_groups[0]) * factors[:, None] ** 0.5, found.rotation.shape)
+        np.testing.assert_allclose(found.rotation, expected, rtol=2e-3)
 
 
 def test_the_special_variant_of_adam_turns_at_the_rate_of_adamw(images):
@@ -173,17 +186,15 @@ def test_frozen_vectors_do_not_move(text, rotational):
 
 @pytest.mark.parametrize(("kind", "ratio"), [("slower", 1 / 4), ("faster", 4)])
 def test_imbalance_turns_the_affected_by_its_factor(images, kind, ratio):
-    """Each neuron's mean angle over 30 steps is within 30 % of its own rate: a factor of 4 lies far outside."""
-    recipe = recipe_of(rotational={}, steps=150, every=1, imbalance={"share": 0.5, "factor": 4, "kind": kind})
+    """Of angles that are fixed, to the rounding."""
+    imbalance = {"share": 0.5, "factor": 4, "kind": kind}
+    recipe = recipe_of(rotational={"fixed_angle": True}, steps=10, every=1, imbalance=imbalance)
     run = Run(recipe, 3, images.split(16), CPU)
     [*go([run], capture=False)]
     *_, last = run.gauge.found()
     speed = run.optimizer.state[run.model.hidden.weight]["speed"].flatten().numpy()
     assert sorted({*speed.tolist()}) == sorted([1.0, ratio]) and (speed == 1).sum() == 8
-    rate = run.optimizer.rotation(run.optimizer.param_groups[0])
-    assert np.abs(np.log(last[0] / (speed * rate))).max() < 0.3
-    affected, others = (np.exp(np.log(last[0][at]).mean()) for at in (speed != 1, speed == 1))
-    assert affected / others == pytest.approx(ratio, rel=0.1)
+    np.testing.assert_allclose(last[0], speed * run.optimizer.rotation(run.optimizer.param_groups[0]), rtol=2e-3)
     again, other = (make_optimizer(recipe, run.model, seed).state[run.model.hidden.weight]["speed"].flatten() for seed in (3, 4))
     assert np.array_equal(again, speed) and not np.array_equal(other, speed)
 
@@ -214,6 +225,8 @@ def test_measures_what_the_probe_measures(images, text, network):
     probe = watches[0].probe
     assert lane.step.tolist() == probe.steps and lane.layers == watches[0].layers
     for k, full in enumerate(watches[0].names.values()):
+        if lane.layers[k].neurons > 64:
+            continue  # of these the probe watches 64
         reading = probe.read(full)
         np.testing.assert_allclose(lane.norm[:, k], reading.measured["norm"], rtol=1e-5)
         np.testing.assert_allclose(lane.rotation[:, k], reading.measured["rotation"], rtol=1e-3)
@@ -224,12 +237,20 @@ def test_measures_what_the_probe_measures(images, text, network):
         np.testing.assert_allclose(lane.spread[:, k], spread, rtol=1e-2, atol=1e-4)
 
 
-def test_losses_are_means_over_windows(images):
-    short, long = (one(recipe_of(steps=steps), images).losses for steps in (60, 250))
-    assert len(short) == 60 and len(long) == 100 and np.isfinite(long).all()
-    run = Run(recipe_of(steps=250), 0, images.split(16), CPU)
+def test_nothing_is_measured_of_what_has_diverged(images):
+    run = Run(recipe_of(steps=20), 0, images.split(16), CPU)
     [*go([run], capture=False)]
-    assert long.mean() == pytest.approx(float(run.losses.mean()), rel=0.02) and long[0] == pytest.approx(float(run.losses[:3].mean()))
+    for whole, cut in zip(run.gauge.found()[:3], run.gauge.found(diverged=10)[:3], strict=True):
+        assert np.array_equal(whole[:3], cut[:3], equal_nan=True) and np.isfinite(whole).all() and np.isnan(cut[3:]).all()
+    assert run.gauge.step.tolist() == [1, 4, 7, 10, 13, 16, 19] and all(np.isnan(one).all() for one in run.gauge.found(diverged=10)[3])
+
+
+def test_losses_are_means_over_windows(images):
+    long = one(recipe_of(steps=130), images).losses
+    run = Run(recipe_of(steps=130), 0, images.split(16), CPU)
+    [*go([run], capture=False)]
+    windows = run.losses[:60].view(30, 2).mean(1), run.losses[60:]
+    np.testing.assert_allclose(long, torch.cat(windows), rtol=1e-6)
 
 
 # Side by side.
@@ -249,7 +270,7 @@ def test_company_changes_nothing(images):
     assert outcome.diverged == caught.value.step and 1 < outcome.diverged < 12
     assert all(math.isnan(value) for value in (outcome.loss, outcome.accuracy, outcome.test_loss, outcome.test_accuracy))
     late = outcome.step >= outcome.diverged
-    assert np.isnan(outcome.norm[late]).all() and np.isfinite(outcome.norm[~late]).all()
+    assert np.isnan(outcome.norm[late]).all() and not np.isnan(outcome.norm[~late]).any()
 
 
 def test_a_lane_that_breaks_in_its_last_step_has_diverged(images):
@@ -308,8 +329,8 @@ def close(one, other):
     np.testing.assert_allclose(one.losses, other.losses, rtol=0.1, atol=0.1)
     assert np.array_equal(one.step, other.step)
     np.testing.assert_allclose(one.norm, other.norm, rtol=2e-2)
-    np.testing.assert_allclose(one.rotation[:2], other.rotation[:2], rtol=2e-2, atol=1e-6)
-    np.testing.assert_allclose(one.rotation, other.rotation, rtol=0.2, atol=1e-6)
+    np.testing.assert_allclose(one.rotation[:3], other.rotation[:3], rtol=2e-2, atol=1e-6)
+    np.testing.assert_allclose(one.rotation.mean(), other.rotation.mean(), rtol=0.05)
     assert abs(one.loss - other.loss) < 0.1
 
 

@@ -38,7 +38,7 @@ class Gauge:
         >>> gauge.keep(0)
         >>> norm, rotation, spread, last = gauge.found()
         >>> norm.round(4).tolist(), rotation.round(4).tolist(), last[0].round(4).tolist()
-        ([[1.0]], [[0.1485]], [0.0997, 0.1974])
+        ([[1.0124]], [[0.1485]], [0.0997, 0.1974])
     """
 
     def __init__(self, model: nn.Module, every: int, steps: int) -> None:
@@ -68,8 +68,9 @@ class Gauge:
         """Compare them: few launches, as layers share what they can."""
         old, new, between = (_norms(tensors) for tensors in (self._before, self._params, torch._foreach_sub(self._params, self._before)))
         rotation = rotation_angle(old, new, between)
-        means = [self._sum(values) / self._counts for values in (old, rotation)]
-        torch.cat([*means, self._spread(rotation), rotation[self._rows]], out=self._now)
+        means = self._sum(new.square()), self._sum(rotation)
+        norm, angle = (total / self._counts for total in means)
+        torch.cat([norm.sqrt(), angle, self._spread(rotation), rotation[self._rows]], out=self._now)
 
     def keep(self, step: int) -> None:
         """Keep what was measured of step 0, 1, ..."""
@@ -79,8 +80,8 @@ class Gauge:
         """What was measured; NaN from the step on at which a run diverged.
 
         Returns:
-            Mean over neurons of ||w|| before the step and of the angle of the step, and the standard deviation over neurons of the angle's
-            logarithm, each (time, layer); and for each layer the angle of some neurons, mean over the last fifth of the time, (neuron).
+            Root mean square over neurons of ||w|| after the step, mean of the angle of the step, standard deviation of its logarithm, each
+            (time, layer); and for each layer the angle of some neurons, mean over the last fifth of the time, (neuron).
         """
         found = self._found.double().cpu().numpy()
         if diverged is not None:

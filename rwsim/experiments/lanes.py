@@ -46,7 +46,7 @@ class Outcome:
         seconds: Of all lanes of the call together over their number.
         losses: Training loss, means over equal windows, at most 100, shape (time,).
         step: Measured steps, 1 for the first, shape (time2,).
-        norm: Mean over neurons of ||w|| before the step, shape (time2, layer).
+        norm: Root mean square over neurons of ||w|| after the step (as the probe's), shape (time2, layer).
         rotation: Mean over neurons of the angle of the step, radians, shape (time2, layer).
         spread: Standard deviation over neurons of the logarithm of the angle, shape (time2, layer).
         last: For each layer the angle of at most 64 neurons, radians, mean over the last fifth of the measured steps, shape (neuron,).

@@ -54,8 +54,10 @@ class Graph:
             self.works[0]()
             return
         main, sides = torch.cuda.current_stream(), [torch.cuda.Stream() for _ in self.works]
+        # Streams come from a small pool: where one of them is `main`, the others must not wait for its work.
+        begin = main.record_event()
         for side, work in zip(sides, self.works, strict=True):
-            side.wait_stream(main)
+            side.wait_event(begin)
             with torch.cuda.stream(side):
                 work()
         for side in sides:
