@@ -2,8 +2,12 @@
 
 import csv
 import gzip
+import html
 import json
 import math
+import subprocess
+import sys
+import time
 from collections import Counter
 from dataclasses import replace
 
@@ -240,8 +244,9 @@ def test_an_unfinished_study_is_refused(stopped):
 
 def test_lots_share_data_and_steps(data, tmp_path, lots, monkeypatch):
     monkeypatch.setitem(conduct._LANES, "cpu", 8)
-    conduct.conduct(STUDIES["warmup"], replace(SETTINGS, data=data), tmp_path / "out")
-    assert max(map(len, lots)) == 8
+    heard = []
+    conduct.conduct(STUDIES["warmup"], replace(SETTINGS, data=data), tmp_path / "out", heard=lambda *told: heard.append(told))
+    assert max(map(len, lots)) == 8 and len(heard) == len(lots) and all(done == total for _, done, total in heard)
     for lanes in lots:
         assert len({(lane.recipe.text, lane.recipe.steps) for lane in lanes}) == 1
 
@@ -340,13 +345,41 @@ def test_each_runs_end_to_end(name, data, tmp_path, capsys):
 def test_replot_gives_the_same_bytes(data, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["experiment", "adam", "--config", "smoke", "--data", str(data), "--out", str(out)]
-    command(arguments)
+    command([*arguments, "--json", str(tmp_path / "found.json")])
     before = {path.name: path.read_bytes() for path in out.iterdir()}
     for name in ("table.csv", "summary.md", "figure.png"):
         (out / name).unlink()
     capsys.readouterr()
     assert command(["experiment", "adam", "--out", str(out), "--replot"]) in (HOLDS, FAILS)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    page = tmp_path / "report.html"
+    for place in (out, tmp_path / "found.json"):
+        assert command(["report", str(place), "-o", str(page)]) == HOLDS
+        claims = len((out / "table.csv").read_text().splitlines()) - 1
+        text = html.unescape(page.read_text())
+        assert (
+            f"{claims} claims" in text and "the RV with Adam+l2's direction above Adam+l2" in text and "What differs from the paper" in text
+        )
+    (out / "table.csv").unlink()
+    capsys.readouterr()
+    assert command(["report", str(out), "-o", str(page)]) == USAGE and "--replot writes it" in capsys.readouterr().err
     assert command([*arguments, "--quiet"]) == USAGE and "must not hold an experiment already" in capsys.readouterr().err
     assert command(["experiment", "warmup", "--out", str(out), "--replot"]) == USAGE
     assert "must hold results of warmup" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on(data, tmp_path):
+    arguments = [sys.executable, "-m", "rwsim.cli", "experiment", "adam", "--config", "smoke", "--data", str(data), "--quiet"]
+    subprocess.run([*arguments, "--out", str(tmp_path / "whole"), "--workers", "2"], check=False, capture_output=True)
+    process = subprocess.Popen([*arguments, "--out", str(tmp_path / "out")])
+    while len(list(tmp_path.glob("out/runs/*.pt"))) < 2:
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.kill()
+    process.wait()
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*.pt")}
+    assert len(before) < 16
+    subprocess.run([*arguments, "--out", str(tmp_path / "out"), "--resume"], check=False, capture_output=True)
+    for name in ("table.csv", "series.csv.gz", "figure.png"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

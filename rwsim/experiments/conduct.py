@@ -126,7 +126,7 @@ def _train(arms: Sequence[Arm], settings: Settings, out: Path, heard: Callable[[
 
     def told(lot: list[_Run], done: int | None = None) -> None:
         if heard is not None:
-            steps = lot[0].arm.recipe.steps
+            steps = sum(run.arm.recipe.steps for run in lot)
             more = f" and {len(lot) - 1} more" if len(lot) > 1 else ""
             heard(f"{lot[0].arm.name}, seed {lot[0].seed}{more}", steps if done is None else done, steps)
 

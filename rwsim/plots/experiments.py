@@ -186,6 +186,8 @@ def scale_sensitive_figure(result: "Result") -> Figure:
         for color, k in zip(COLORS, _picked(series, 3), strict=False):
             column[2].plot(at, 1 + mean["lambda_ratio"][:, k], color=color, lw=1.0)
         column[2].axhline(1, color="black", lw=0.9, ls=":")
+        column[2].ticklabel_format(useOffset=False)
+        column[2].set_ylim(min(0.9, column[2].get_ylim()[0]), max(1.1, column[2].get_ylim()[1]))
         for axis, label in zip(column, (QUANTITY_LABELS["norm"], QUANTITY_LABELS["rotation"], r"$\lambda_e/\lambda$"), strict=True):
             _tidy(axis, series)
             axis.set_ylabel(label, fontsize=9)

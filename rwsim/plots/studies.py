@@ -48,13 +48,18 @@ def _over_time(axis: Axes, trained: "Trained", one: "Arm", color: str, label: st
 
 
 def _score(one: "Arm") -> str:
-    return "loss, negative (nats)" if one.recipe.text else "accuracy (%)"
+    return "loss (nats)" if one.recipe.text else "accuracy (%)"
+
+
+def _scores(trained: "Trained", one: "Arm") -> np.ndarray:
+    """Accuracies, or losses as they are."""
+    return (-1 if one.recipe.text else 1) * trained.scores(one)
 
 
 def _dots(axis: Axes, trained: "Trained", arms: Sequence["Arm"], names: Sequence[str]) -> None:
     """A row an arm: every seed's score, and their mean."""
     for row, one in enumerate(arms):
-        scores, color = trained.scores(one), COLORS[row % len(COLORS)]
+        scores, color = _scores(trained, one), COLORS[row % len(COLORS)]
         axis.plot(scores, np.full(len(scores), row), "o", color=color, ms=3.5, alpha=0.6)
         axis.plot([scores.mean()] * 2, [row - 0.3, row + 0.3], color=color, lw=2)
     axis.set_yticks(range(len(arms)), names)
@@ -81,7 +86,7 @@ def constrain_figure(trained: "Trained") -> Figure:
 def _curve(axis: Axes, trained: "Trained", arms: Sequence["Arm"], color: str, label: str, fact: str = "lr", style: str = "-") -> None:
     """Mean score against a fact of the arms, with every seed."""
     arms = sorted(arms, key=lambda one: float(one.facts[fact]))
-    at, scores = [float(one.facts[fact]) for one in arms], [trained.scores(one) for one in arms]
+    at, scores = [float(one.facts[fact]) for one in arms], [_scores(trained, one) for one in arms]
     axis.plot(at, [some.mean() for some in scores], f"o{style}", color=color, lw=1.3, ms=3.5, label=label)
     for x, some in zip(at, scores, strict=True):
         if len(some) > 1:
@@ -125,7 +130,7 @@ def tradeoff_figure(trained: "Trained") -> Figure:
         baseline, variant = (trained.select(task=task, kind=kind) for kind in ("baseline", "RV"))
         _curve(left, trained, baseline, "black", "baseline")
         _curve(left, trained, variant, COLORS[0], "RV")
-        frozen = trained.scores(trained.one(task=task, kind="RV, frozen")).mean()
+        frozen = _scores(trained, trained.one(task=task, kind="RV, frozen")).mean()
         left.axhline(frozen, color=COLORS[5], lw=1, ls=":", label="RV, gains and biases frozen")
         _log(left)
         _tidy(left, f"{task}: lr times decay constant", "lr", f"test {_score(baseline[0])}")
