@@ -124,7 +124,7 @@ def _series(trained: Trained, seed: int) -> Iterator[list[Any]]:
             yield [*key, "loss", "", _joined(run.losses)]
             if not len(run.step):
                 continue
-            measured = {"step": run.step, **{name: getattr(run, name) for name in _MEASURED}}
+            measured = {"step": run.step.astype(float), **{name: getattr(run, name) for name in _MEASURED}}
             _, values = windows(run.step, measured, one.recipe.steps, most)
             yield [*key, "step", "", " ".join(map(str, values["step"].round().astype(int)))]
             for number, layer in enumerate(run.layers):

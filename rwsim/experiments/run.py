@@ -215,7 +215,8 @@ def finished(name: str, out: Path) -> dict[str, Any]:
 def _read_settings(out: Path) -> dict[str, Any] | None:
     try:
         found = json.loads((out / SETTINGS).read_text())
-        return {**found, "experiment": found["experiment"]}
+        found["experiment"]  # must be there
+        return found
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
