@@ -112,7 +112,7 @@ def outcome(lane: Lane, layers=LAYERS) -> Outcome:
     shape = len(step), len(layers)
     loss = 1 + 0.01 * rng.standard_normal() + lane.recipe.hyper["lr"]
     accuracy = 0.9 - lane.recipe.hyper["lr"] / 10
-    test_loss, test_accuracy = (loss, accuracy) if lane.final else (math.nan, math.nan)
+    test_loss, test_accuracy = (loss + 0.1, accuracy - 0.1) if lane.final else (math.nan, math.nan)
     norm, rotation, spread = 0.01 * np.exp(0.1 * rng.standard_normal((3, *shape)))
     last = [0.01 * np.ones(min(64, layer.neurons)) for layer in layers]
     losses = np.ones(min(100, lane.recipe.steps))
@@ -163,6 +163,9 @@ def test_stages_get_what_came_before(data, tmp_path, lots):
     # What is judged comes from the files, and what stages saw is in them.
     again = kept_study(TWO, tmp_path / "out")
     assert again.findings == result.findings
+    assert list(again.trained.arms) == [*(f"search-plain-lr{lr}" for lr in (0.3, 0.1, 0.2)), "plain-lr0.1", "RV-lr0.1"]
+    one = again.trained.arms["RV-lr0.1"]
+    assert again.trained.scores(one) == pytest.approx([79, 79]) and again.trained.scores(one, test=False) == pytest.approx([89, 89])
     run = again.trained.runs["RV-lr0.1"][1]
     made = outcome(Lane(SMOKE.recipe("resnet", "adamw", 0.1, 1.0), 4, True))
     assert run.loss == pytest.approx(made.loss, rel=1e-7) and run.layers == made.layers and math.isnan(outcome(lots[0][0]).test_loss)
@@ -228,11 +231,14 @@ def test_a_damaged_run_is_named(stopped):
 
 
 @pytest.mark.parametrize("name", ["runs.csv", "series.csv.gz", "settings.json"])
-@pytest.mark.parametrize("how", ["cut", "gone"])
+@pytest.mark.parametrize("how", ["cut", "gone", "empty"])
 def test_damaged_results_name_themselves(data, tmp_path, lots, name, how):
     conduct.conduct(TWO, replace(SETTINGS, data=data), tmp_path / "out")
     path = tmp_path / "out" / name
-    path.write_bytes(path.read_bytes()[:60]) if how == "cut" else path.unlink()
+    kept = {"cut": path.read_bytes()[:60], "empty": gzip.compress(b"") if name.endswith("gz") else b"{}"}
+    path.unlink()
+    if how in kept:
+        path.write_bytes(kept[how])
     with pytest.raises(InvalidArgument, match=name if (name, how) != ("settings.json", "gone") else "finished experiment"):
         kept_study(TWO, tmp_path / "out")
 
@@ -285,6 +291,7 @@ def test_runs_that_diverged_count_as_guessing():
     gone = dict.fromkeys(("loss", "accuracy", "test_loss", "test_accuracy"), math.nan)
     arms = [arm(lane.recipe, 2, True, kind=lane.recipe.network) for lane in lanes]
     found = Trained((one, (outcome(lane), replace(outcome(lane), **gone, diverged=2))) for one, lane in zip(arms, lanes, strict=True))
+    assert found.scores(arms[1])[0] == pytest.approx(-outcome(lanes[1]).test_loss)
     assert [found.scores(one)[1] for one in arms] == [10.0, pytest.approx(-math.log(VOCABULARY))]
     assert [found.diverged(one) for one in arms] == [1, 1]
 

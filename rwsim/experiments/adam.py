@@ -75,8 +75,8 @@ ADAM = Study(
     "adam",
     "AdamW against Adam+l2: a search over lr and decay, rotation of every layer, the RV of Adam+l2's direction at AdamW's rate",
     "AdamW does better than Adam+l2 because its layers turn alike",
-    "ResNet-18 on CIFAR-10 for 200 epochs under cosine, over 11 or so values of lr and of decay each",
-    "here a ResNet-18 of a quarter of the width on Fashion-MNIST trains briefly, over 5 values each or fewer",
+    "ResNet-18 on CIFAR-10 for 200 epochs under cosine, over a grid of lr and decay",
+    "here a ResNet-18 of a quarter of the width on Fashion-MNIST trains briefly, over a grid of 5 values each or fewer",
     (_search, _best),
     _judge,
 )

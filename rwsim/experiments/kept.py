@@ -1,6 +1,6 @@
 """What a study keeps: `runs.csv`, a line a run; `series.csv.gz`, what was measured of final arms; `settings.json` has all arms.
 
-A line of the series holds the means of a quantity over windows of steps, in one column, by spaces: ``step`` (last of each window),
+A line of the series holds the means of a quantity over windows of steps, in one column, by spaces: ``step`` (mean of the measured ones),
 ``norm``, ``rotation`` and ``spread`` of a layer; ``loss`` (training, over equal windows of the run); ``neurons``: rotation of a layer's
 first 64 neurons over the last fifth of the run, of the first seed.
 """
@@ -125,8 +125,9 @@ def _series(trained: Trained, seed: int) -> Iterator[list[Any]]:
             yield [*key, "loss", "", _joined(run.losses)]
             if not len(run.step):
                 continue
-            step, values = windows(run.step, {name: getattr(run, name) for name in _MEASURED}, one.recipe.steps, most)
-            yield [*key, "step", "", " ".join(map(str, step.tolist()))]
+            measured = {"step": run.step.astype(float), **{name: getattr(run, name) for name in _MEASURED}}
+            _, values = windows(run.step, measured, one.recipe.steps, most)
+            yield [*key, "step", "", " ".join(map(str, values["step"].round().astype(int)))]
             for number, layer in enumerate(run.layers):
                 for name in _MEASURED:
                     yield [*key, name, layer.name, _joined(values[name][:, number])]

@@ -214,10 +214,12 @@ def finished(name: str, out: Path) -> dict[str, Any]:
 
 def _read_settings(out: Path) -> dict[str, Any] | None:
     try:
-        return json.loads((out / SETTINGS).read_text())
+        found = json.loads((out / SETTINGS).read_text())
+        found["experiment"]  # must be there
+        return found
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise InvalidArgument("out", f"holds a {SETTINGS} that cannot be read", str(out), type(error).__name__) from None
 
 
