@@ -17,7 +17,7 @@ from rwsim.probe.transient import Transients
 from rwsim.theory.factors import schedule_factors
 from rwsim.theory.noise import Array
 
-_LR, _TOTAL = 5e-2, 10.0
+_LR, _TOTAL = 1e-2, 10.0
 _SCHEDULES = ("constant", SCHEDULE)
 # Relative error of the rotation that counts as agreement.
 _BAND = 0.10
@@ -97,7 +97,7 @@ NODECAY = Study(
     "rotation and norm of a ResNet without weight decay, with it, and of the rotational variant",
     "without decay the rotation falls, as the walk's recurrence says",
     "ResNet-20 on CIFAR-10 for 200 epochs under cosine, AdamW with lr 0.05 and decay 0.01 or 0",
-    "here a ResNet-20 on Fashion-MNIST trains briefly, at a constant learning rate too, with a larger decay",
+    "here a ResNet-20 on Fashion-MNIST trains briefly, at a constant learning rate too, with lr 0.01 and a larger decay",
     (_arms,),
     _judge,
 )
