@@ -21,13 +21,13 @@ browser:
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch -e .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch -e .
 	touch $@
 
 # pip older than 25.1 knows no dependency groups, so the list is read from pyproject.toml by the interpreter.
 .venv/tested: .venv/installed
 	$(BIN)/python -c "import tomllib; g = tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']; print(*[d for n in ('peers', 'dev') for d in g[n] if isinstance(d, str)], sep='\n')" > .venv/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r .venv/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -r .venv/dev.txt
 	touch $@
 
 clean:

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,13 @@ def test_imports_go_one_way(path):
         assert not {n for n in imported(path) if n.split(".")[0] == "torch"}, "theory and optimizers never import torch"
     if own == "optimizers":
         assert not {n for n in imported(path) if n.split(".")[0] in ("sympy", "numpy", "scipy")}
+
+
+def test_shapes_are_checked_wherever_they_are_annotated():
+    options = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["addopts"]
+    (checked,) = re.findall(r"--jaxtyping-packages=(\S+),beartype", options)
+    shaped = {".".join(["rwsim", *path.relative_to(ROOT).with_suffix("").parts]) for path in MODULES if "jaxtyping" in imported(path)}
+    assert shaped == set(checked.split(","))
 
 
 def test_every_layer_is_named():
