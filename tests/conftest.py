@@ -1,5 +1,6 @@
 import importlib
 import os
+import signal
 import sys
 
 import pytest
@@ -15,6 +16,10 @@ sys.meta_path[:] = [finder for finder in _finders if not type(finder).__module__
 for _module in ("rwsim.walk.kernel", "rwsim.rotational.kernel"):
     importlib.import_module(_module)
 sys.meta_path[:] = _finders
+
+# A shell's background jobs ignore Ctrl-C, and so would every command that is interrupted here.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The walks here are small: a second thread gains nothing and, beside other work, costs a lot.
 torch.set_num_threads(1)

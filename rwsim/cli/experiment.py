@@ -143,7 +143,8 @@ def _drawn(result: "Result | StudyResult", out: Path) -> bool:
     if importlib.util.find_spec("matplotlib") is None:
         return False
     from rwsim.experiments.conduct import StudyResult
-    from rwsim.plots import save_experiment, save_study
+    from rwsim.plots import save_experiment
+    from rwsim.plots.studies import save_study
 
     if isinstance(result, StudyResult):
         save_study(result, out)

@@ -1,4 +1,4 @@
-"""Figures. A leaf: nothing imports it but the command line."""
+"""Figures. A leaf: nothing imports it but the command line. `studies`, which brings torch, is imported by itself."""
 
 import matplotlib
 
@@ -6,11 +6,10 @@ matplotlib.use("Agg")
 
 from rwsim.plots.experiments import save_experiment
 from rwsim.plots.plan import plan_figure, save_plan
-from rwsim.plots.studies import save_study
 from rwsim.plots.sweep import save_sweep, save_trajectories, sweep_figures, trajectory_figures
 from rwsim.plots.validation import save_validation, validation_figure
 
 __all__ = [
-    "plan_figure", "save_experiment", "save_plan", "save_study", "save_sweep", "save_trajectories", "save_validation", "sweep_figures",
+    "plan_figure", "save_experiment", "save_plan", "save_sweep", "save_trajectories", "save_validation", "sweep_figures",
     "trajectory_figures", "validation_figure",
 ]  # fmt: skip
