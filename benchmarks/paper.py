@@ -7,6 +7,7 @@ of, of the experiments on norm and rotation whether layers are inside their band
 """
 
 import csv
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ ROWS = (
     Row("Figure 7", "weight standardization and RVs balance neurons and help", "standardize"),
     Row("F, random walks", "Table 1 describes random walks", "`rwsim validate`"),
     Row("G, CIFAR-10", "what departs from a random walk, and by how much", "assumptions"),
-    Row("H, VGG-13", "lambda_e predicts scale-sensitive weights", "scale-sensitive"),
+    Row("H, VGG-13", "lambda_e predicts scale-sensitive weights", "scale-sensitive", "unnormalized"),
     Row("J, no decay", "without decay rotation falls (the paper: exponentially)", "nodecay", "", "rather than exponentially"),
     Row("J, GPT2-124M unchanged", "close to the prediction without scale-invariance", "dynamics", "gpt-adamw"),
     Row("J, SGDM", "an RV recovers SGDM", "constrain", "images, SGDM", "few-shot recovers"),
@@ -86,9 +87,9 @@ def table(results: Path = RESULTS) -> str:
 
 
 def _missing(row: Row) -> tuple[str, str]:
-    return (
-        ("held", "README: all of them, within a margin of 1 % of the full prediction") if row.name.startswith("`") else ("not run yet", "-")
-    )
+    if row.name.startswith("`"):
+        return "see README", "each measurement beside Table 1, the exact and the full prediction"
+    return "not run yet", "-"
 
 
 def _read(row: Row, path: Path) -> tuple[str, str]:
@@ -114,7 +115,7 @@ def _claim(told: dict[str, str]) -> Claim:
 
 def _layers(row: Row, told: Sequence[dict[str, str]]) -> tuple[str, str]:
     own = [one for one in told if one["case"].startswith(row.part)]
-    rotations = [abs(float(one["error"])) for one in own if one["quantity"] == "rotation" and one["error"]]
+    rotations = [abs(float(one["error"])) for one in own if one["quantity"] in ("rotation", "rotation, lambda_e") and one["error"]]
     judged = [one["verdict"] for one in own if one["verdict"] != SHOWN]
     inside, outside = judged.count(INSIDE), judged.count(OUTSIDE)
     verdict = HELD if judged and inside == len(judged) else PARTLY if inside else FAILED if outside else UNDECIDED
@@ -122,7 +123,7 @@ def _layers(row: Row, told: Sequence[dict[str, str]]) -> tuple[str, str]:
     if not judged:
         verdict, said = "not judged", "layers that are not scale-invariant"
     if rotations:
-        middle = sorted(rotations)[len(rotations) // 2]
+        middle = statistics.median(rotations)
         said += f"; rotation off by {middle:.1%} in the median, {max(rotations):.1%} at most, over {len(rotations)} layers"
     return f"**{verdict}**", said
 

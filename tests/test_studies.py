@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,9 +24,10 @@ from rwsim.experiments.compare import FAILED, HELD, PARTLY, UNDECIDED, better, i
 from rwsim.experiments.conduct import kept_study
 from rwsim.experiments.constrain import matched
 from rwsim.experiments.data import VOCABULARY, ImageData, load_images
+from rwsim.experiments.kept import read_trained
 from rwsim.experiments.lanes import Lane, Outcome, train_lanes
 from rwsim.experiments.records import Layer
-from rwsim.experiments.run import Settings
+from rwsim.experiments.run import Settings, plain
 from rwsim.experiments.study import SCALES, Study, Trained, arm
 from tests.experiments import make_data
 
@@ -241,6 +243,53 @@ def test_damaged_results_name_themselves(data, tmp_path, lots, name, how):
         path.write_bytes(kept[how])
     with pytest.raises(InvalidArgument, match=name if (name, how) != ("settings.json", "gone") else "finished experiment"):
         kept_study(TWO, tmp_path / "out")
+
+
+def test_a_flipped_byte_never_ends_in_a_traceback(data, tmp_path, lots):
+    conduct.conduct(TWO, replace(SETTINGS, data=data), tmp_path / "out")
+    path = tmp_path / "out" / "series.csv.gz"
+    whole, refused = path.read_bytes(), 0
+    for at in range(20, len(whole), max(1, len(whole) // 60)):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        try:
+            kept_study(TWO, tmp_path / "out")
+        except InvalidArgument:
+            refused += 1
+    assert refused > 30  # a gzip file has a checksum
+
+
+def test_a_run_without_loss_that_did_not_diverge_is_refused(data, tmp_path, lots):
+    conduct.conduct(TWO, replace(SETTINGS, data=data), tmp_path / "out")
+    path = tmp_path / "out" / "runs.csv"
+    head, first, *rest = path.read_text().splitlines()
+    fields = first.split(",")
+    fields[head.split(",").index("loss")] = ""
+    path.write_text("\n".join([head, ",".join(fields), *rest]) + "\n")
+    with pytest.raises(InvalidArgument, match=r"runs\.csv"):
+        kept_study(TWO, tmp_path / "out")
+
+
+PUBLISHED = Path(__file__).parent.parent / "docs" / "experiments"
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if (PUBLISHED / name).is_dir()])
+def test_published_results_are_of_these_settings(name):
+    """From the outcomes that are kept every stage gives the arms that were trained."""
+    facts = json.loads((PUBLISHED / name / "settings.json").read_text())
+    trained, before = read_trained(facts, PUBLISHED / name), Trained()
+    for stage, names in zip(STUDIES[name].stages, facts["stages"], strict=True):
+        arms = list(stage(SCALES[facts["config"]], before))
+        assert {one.name: plain(one.recipe) for one in arms} == {one: facts["arms"][one]["recipe"] for one in names}
+        before = before.added((one, trained.runs[one.name]) for one in arms)
+
+
+def test_arms_at_the_edge_of_a_search_are_said():
+    lane = Lane(SMOKE.recipe("resnet", "adamw", 0.1, 1.0), 0, True)
+    searched = [arm(lane.recipe, 1, False, kind="x", lr=lr, decay=1.0) for lr in (0.1, 0.2, 0.3)]
+    found = {lr: arm(lane.recipe, 1, True, kind="x", lr=lr, decay=1.0) for lr in (0.1, 0.2, 0.3)}
+    trained = Trained((one, (outcome(lane),)) for one in (*searched, *found.values()))
+    assert [trained.at_edge(one) for one in found.values()] == [["lowest lr"], [], ["highest lr"]]
+    assert trained.at_edge(arm(lane.recipe, 1, True, kind="y", lr=0.1)) == []
 
 
 def test_an_unfinished_study_is_refused(stopped):

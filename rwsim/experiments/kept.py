@@ -10,6 +10,7 @@ import gzip
 import io
 import math
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -94,11 +95,14 @@ def read_trained(settings: Mapping[str, Any], out: Path) -> Trained:
             layers = tuple(Layer(**layer) for layer in settings["layers"][facts["layers"]])
             at = RUNS_NAME
             rows = [told[name, str(settings["seed"] + k)] for k in range(one.seeds)]
+            for row in rows:
+                _checked(row)
             at = SERIES_NAME
             pairs.append((one, [_outcome(one, row, layers, series) for row in rows]))
             at = "settings.json"
-    except (OSError, EOFError, ValueError, KeyError, IndexError, TypeError) as error:
-        raise InvalidArgument("out", f"must hold a whole {at}", str(out), f"{type(error).__name__}: train it again") from None
+    except (OSError, EOFError, zlib.error, csv.Error, ValueError, KeyError, IndexError, TypeError) as error:
+        remedy = f"{type(error).__name__}: take it from a copy, or train again"
+        raise InvalidArgument("out", f"must hold a whole {at}", str(out), remedy) from None
     return Trained(pairs)
 
 
@@ -133,6 +137,15 @@ def _series(trained: Trained, seed: int) -> Iterator[list[Any]]:
                     yield [*key, name, layer.name, _joined(values[name][:, number])]
                 if k == 0:
                     yield [*key, "neurons", layer.name, _joined(run.last[number])]
+
+
+def _checked(row: Mapping[str, str]) -> None:
+    """Numbers are there, but for a run that diverged."""
+    for key in _NUMBERS:
+        if row[key]:
+            float(row[key])
+    if not row["diverged"] and not row["loss"]:
+        raise ValueError("a run with neither a loss nor the step where it diverged")
 
 
 def _outcome(one: Arm, row: Mapping[str, str], layers: Sequence[Layer], series: Mapping[tuple[str, str, str, str], Array]) -> Outcome:

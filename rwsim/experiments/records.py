@@ -3,6 +3,7 @@
 import csv
 import gzip
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,7 +111,7 @@ def read_records(path: Path, facts: Mapping[str, Mapping[str, Any]]) -> dict[str
             step = np.array([int(row[2]) for row in rows[case][: table.shape[1] * len(layers) : len(layers)]])
             values = {name: table[..., i] for i, name in enumerate(names)}
             found[case] = Series(layers, seeds, step, values, tuple(told["runs"]))
-    except (OSError, EOFError, StopIteration, ValueError, KeyError, IndexError) as error:
+    except (OSError, EOFError, zlib.error, csv.Error, StopIteration, ValueError, KeyError, IndexError) as error:
         raise InvalidArgument("--out", f"must hold whole {path.name} and settings.json", str(path.parent), type(error).__name__) from None
     return found
 

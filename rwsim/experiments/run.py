@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -193,9 +194,9 @@ def take_up(out: Path, facts: Mapping[str, Any], resume: bool) -> None:
 def finish(out: Path, facts: Mapping[str, Any]) -> None:
     """Write the settings of a directory whose other files are there, and drop what only a run that goes on would need."""
     write_text(out / SETTINGS, json.dumps(facts, indent=1, allow_nan=False) + "\n")
-    for path in (out / RUNS).iterdir():
-        path.unlink()
-    (out / RUNS).rmdir()
+    # Gone at once: a kill in between must not leave some runs to be trained again.
+    spent = (out / RUNS).rename(out / f"{RUNS}.spent")
+    shutil.rmtree(spent)
 
 
 def finished(name: str, out: Path) -> dict[str, Any]:

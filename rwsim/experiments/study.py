@@ -33,7 +33,7 @@ class Scale:
         seeds: Of arms whose parity is claimed.
         few: Seeds of others.
         batch, gpt_batch: Items a step.
-        resnet, resnet18, vgg, gpt: Sizes of networks.
+        resnet, resnet18, gpt: Sizes of networks.
         points: Per searched axis.
         validation: Items held back from training.
         every: Steps between measurements.
@@ -53,7 +53,6 @@ class Scale:
     autocast: bool = False
     resnet: Mapping[str, Any] = field(default_factory=dict)
     resnet18: Mapping[str, Any] = field(default_factory=dict)
-    vgg: Mapping[str, Any] = field(default_factory=dict)
     gpt: Mapping[str, Any] = field(default_factory=dict)
 
     def recipe(self, network: str, optimizer: str, lr: float, decay: float, **rest: Any) -> Recipe:
@@ -87,11 +86,13 @@ class Scale:
 
     def spaced(self, low: float, high: float, more: int = 0) -> tuple[float, ...]:
         """`points` and `more` numbers from `low` to `high`, evenly on a log scale."""
-        count = self.points + more if self.points > 2 else self.points
+        count = max(2, self.points + more) if self.points > 2 else self.points
         return tuple(rounded(x) for x in np.geomspace(low, high, count))
 
 
 SCHEDULE = "warmup0.05+cosine"
+# Facts that searches go over.
+SEARCHED = ("lr", "decay")
 _HYPER: Mapping[str, Mapping[str, Any]] = {
     "sgdm": {"momentum": 0.9}, "adamw": {"betas": (0.9, 0.999)}, "adam_l2": {"betas": (0.9, 0.999)}, "lion": {"betas": (0.9, 0.99)},
 }  # fmt: skip
@@ -104,11 +105,11 @@ SCALES: Mapping[str, Scale] = {
         Scale("gpu", 2000, 1500, seeds=5, few=3, batch=128, gpt_batch=32, points=5, validation=5000, every=10, autocast=True),
         Scale(
             "cpu", 300, 300, seeds=3, few=3, batch=32, gpt_batch=8, points=3, validation=2000, every=6,
-            resnet=_SMALL, resnet18={"width": 4}, vgg={"width": 8}, gpt={"width": 32, "depth": 2, "heads": 2, "context": 32},
+            resnet=_SMALL, resnet18={"width": 4}, gpt={"width": 32, "depth": 2, "heads": 2, "context": 32},
         ),
         Scale(
             "smoke", 4, 4, seeds=2, few=2, batch=8, gpt_batch=4, points=2, validation=16, every=1,
-            resnet=_TINY, resnet18=_TINY, vgg={"width": 2}, gpt={"width": 8, "depth": 1, "heads": 2, "context": 8},
+            resnet=_TINY, resnet18=_TINY, gpt={"width": 8, "depth": 1, "heads": 2, "context": 8},
         ),
     )
 }  # fmt: skip
@@ -193,6 +194,20 @@ class Trained:
     def best(self, arms: Iterable[Arm]) -> Arm:
         """The one with the highest mean score on validation data."""
         return max(arms, key=lambda one: self.scores(one, test=False).mean())
+
+    def at_edge(self, one: Arm) -> list[str]:
+        """Which of lr and decay of a final arm are the least or the largest that was searched for it, of more than one.
+
+        What was searched for it are the arms that are not final and share its other facts.
+        """
+        others = {key: value for key, value in one.facts.items() if key not in SEARCHED}
+        group = [arm for arm in self.select(final=False) if all(arm.facts.get(key) == value for key, value in others.items())]
+        found = []
+        for key in SEARCHED:
+            values = sorted({float(arm.facts[key]) for arm in group if key in arm.facts})
+            if len(values) > 1 and key in one.facts and float(one.facts[key]) in (values[0], values[-1]):
+                found.append(f"{'lowest' if float(one.facts[key]) == values[0] else 'highest'} {key}")
+        return found
 
     def path(self, one: Arm, quantity: str = "rotation") -> Array:
         """Mean of ``norm``, ``rotation`` or ``spread`` over scale-invariant layers (all, where none is), shape (seed, time)."""

@@ -43,6 +43,9 @@ class Verdicts:
             f"configurations, {searched} of them a search on validation data, took {steps} steps each; {ended}. What differs from "
             f"the paper: it trained {study.paper}; {study.differs}."
         )
+        edges = [f"{one.name} ({', '.join(said)})" for one in trained.select(final=True) if (said := trained.at_edge(one))]
+        if edges:
+            first += f" At the edge of what was searched, so that a wider search might do better: {'; '.join(edges)}."
         arms = sorted(trained.arms.values(), key=lambda one: not one.final)
         lines = []
         for one in arms:

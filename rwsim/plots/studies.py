@@ -123,7 +123,7 @@ def nodecay_figure(trained: "Trained") -> Figure:
 
 def tradeoff_figure(trained: "Trained") -> Figure:
     """A row a task. Left: test score along the line of constant lr times decay. Then norm and rotation of the baseline at three of its
-    learning rates, the variant's dashed black."""
+    learning rates, on the right of the variant at its smallest (black)."""
     tasks = list(dict.fromkeys(str(one.facts["task"]) for one in trained.arms.values()))
     figure, axes = plt.subplots(len(tasks), 3, figsize=(11, 3.1 * len(tasks)), squeeze=False, layout="constrained")
     for (left, middle, right), task in zip(axes, tasks, strict=True):

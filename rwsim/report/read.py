@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -156,7 +157,7 @@ class File:
         try:
             with (gzip.open if self.zipped else open)(self.path, "rt", newline="", encoding="utf-8-sig") as stream:
                 lines = [line for line in islice(csv.reader(stream), most) if line]
-        except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
             raise self.damaged(error) from None
         if not lines:
             raise self.damaged("it has no header")
