@@ -413,6 +413,7 @@ def test_replot_gives_the_same_bytes(data, tmp_path, capsys):
         assert command(["report", str(place), "-o", str(page)]) == HOLDS
         claims = len((out / "table.csv").read_text().splitlines()) - 1
         text = html.unescape(page.read_text())
+        assert '<figure id="differences-0">' in text
         assert (
             f"{claims} claims" in text and "the RV with Adam+l2's direction above Adam+l2" in text and "What differs from the paper" in text
         )

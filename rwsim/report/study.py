@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from rwsim.page.chart import Axis, Series, chart
 from rwsim.page.html import Html, join, tag
 from rwsim.page.table import Column, table
 from rwsim.report.read import File, checked
-from rwsim.report.sheet import BAD, GOOD, UNSURE, Sheet, note, num, plural, tone
+from rwsim.report.sheet import BAD, GOOD, UNSURE, Sheet, figures, note, num, plural, tone
 
 _TONES = {"held": GOOD, "did not hold": BAD, "undecided": UNSURE}
 _NUMBERS = ("difference", "interval", "margin", "a", "a_spread", "b", "b_spread")
@@ -58,7 +59,7 @@ def sheet(file: File, says: Sequence[Html], facts: Sequence[tuple[str, Any]]) ->
         meta, claims = file.json, _claims(File.of(file.path.with_name("table.csv")))
         kept = file.path.with_name("runs.csv")
         runs = _runs(File.of(kept)) if kept.is_file() else None
-    sections: list[tuple[str, Any]] = [("Claims", _table(claims))]
+    sections: list[tuple[str, Any]] = [("Claims", join(figures(*_differences(claims)), _table(claims)))]
     if runs is not None:
         sections.append(("Configurations", runs))
     verdict, colour = _verdict(claims)
@@ -94,16 +95,43 @@ def _verdict(claims: Sequence[_Claim]) -> tuple[str, str]:
     return f"{'Holds in part' if count['held'] else 'Undecided'}: {told}.", UNSURE
 
 
+def _differences(claims: Sequence[_Claim]) -> list[Html]:
+    """Of each unit its claims' differences by their number, with intervals; lines at the margins."""
+    found: list[Html] = []
+    for unit in dict.fromkeys(_unit(one) for one in claims):
+        own = [(k, one) for k, one in enumerate(claims, 1) if _unit(one) == unit]
+        known = [(k, one.difference, one.interval) for k, one in own if one.difference is not None and one.interval is not None]
+        if known:
+            places, values, halves = zip(*known, strict=True)
+            margin = {one.margin or 0.0 for _, one in own}
+            marks = [(0.0, ""), *((sign * size, "margin") for size in margin if size for sign in (1, -1))]
+            series = [Series("", "measured", places, values, "dots", halves)]
+            title = f"Differences{f', {unit}' if unit else ''}"
+            found.append(chart(f"differences-{len(found)}", title, series, Axis("claim, by number"), Axis("a - b"), marks=marks))
+    return found
+
+
+def _unit(one: _Claim) -> str:
+    return one.unit or ("relative" if one.rule == "near" else "")
+
+
 def _table(claims: Sequence[_Claim]) -> Html:
-    columns = [Column("training"), Column("claim", "words"), Column("verdict"), Column("difference", "number"), Column("± 95 %", "number")]
+    columns = [
+        Column("number", "number"),
+        Column("training"),
+        Column("claim", "words"),
+        Column("verdict"),
+        Column("difference", "number"),
+        Column("± 95 %", "number"),
+    ]
     columns += [Column("margin", "number"), Column("unit"), Column("a", "number"), Column("b", "number"), Column("seeds", "number")]
     rows = [
         [
-            one.subject, one.claim, tone(one.verdict, _TONES.get(one.verdict, "")), num(one.difference, 3), num(one.interval, 2),
-            num(one.margin or None), one.unit or ("relative" if one.rule == "near" else ""), num(one.a), num(one.b), num(one.seeds),
+            num(k), one.subject, one.claim, tone(one.verdict, _TONES.get(one.verdict, "")), num(one.difference, 3), num(one.interval, 2),
+            num(one.margin or None), _unit(one), num(one.a), num(one.b), num(one.seeds),
             one.note,
         ]
-        for one in claims
+        for k, one in enumerate(claims, 1)
     ]  # fmt: skip
     words = (
         "Difference: mean over seeds of a less b, runs of one seed paired; of rotations against predictions, measured over predicted less "
@@ -124,5 +152,10 @@ def _runs(file: File) -> Html:
         means = [num(float(kept[name].mean()) if len(kept[name]) else None) for name in ("accuracy", "loss", "test_accuracy", "test_loss")]
         rows.append([arm, num(int(own.sum())), num(len(kept["diverged"])), *means])
     names = ("runs", "diverged", "validation accuracy", "validation loss", "test accuracy", "test loss")
-    shown = table("runs", "Means over seeds", [Column("configuration"), *(Column(name, "number") for name in names)], rows)
+    shown = table(
+        "runs",
+        "Means over seeds, of runs that did not diverge",
+        [Column("configuration"), *(Column(name, "number") for name in names)],
+        rows,
+    )
     return join(tag("p", "Searches look at validation data alone.", class_="soft small"), shown)
