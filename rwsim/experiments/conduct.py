@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -16,6 +16,7 @@ from rwsim.experiments.kept import packed, read_trained, unpacked, write_trained
 from rwsim.experiments.lanes import Lane, Outcome, train_lanes
 from rwsim.experiments.run import (
     RUNS,
+    Found,
     Settings,
     data_of,
     described,
@@ -26,7 +27,6 @@ from rwsim.experiments.run import (
     plain,
     set_up,
     take_up,
-    write_text,
 )  # fmt: skip
 from rwsim.experiments.study import SCALES, Arm, Study, Trained
 from rwsim.experiments.train import write
@@ -37,23 +37,10 @@ _LANES = {"cuda": 16, "cpu": 1}
 
 
 @dataclass(frozen=True)
-class StudyResult:
+class StudyResult(Found):
     """What a study came to and what it says."""
 
-    study: Study
-    settings: Mapping[str, Any]
     trained: Trained
-    findings: Verdicts
-
-    def write(self, out: Path) -> None:
-        """table.csv and summary.md to a directory that holds the rest."""
-        write_text(out / "table.csv", self.findings.table())
-        write_text(out / "summary.md", self.findings.markdown(self.study.name, self.settings))
-
-    def to_json(self) -> dict[str, Any]:
-        """{"meta": {...}, "claims": [...], "verdict": ..., "says": [...]}; null where there is no number."""
-        meta = {key: self.settings[key] for key in ("rwsim", "experiment", "config", "device", "seed", "date")}
-        return {"meta": meta, **self.findings.to_json()}
 
 
 @dataclass(frozen=True)
@@ -117,7 +104,7 @@ def kept_study(study: Study, out: Path) -> StudyResult:
     facts = finished(study.name, out)
     trained = read_trained(facts, out)
     claims = study.judge(SCALES[facts["config"]], trained)
-    return StudyResult(study, facts, trained, Verdicts.of(study, facts, trained, claims))
+    return StudyResult(study.name, facts, Verdicts.of(study, trained, claims), trained)
 
 
 def _train(arms: Sequence[Arm], settings: Settings, out: Path, heard: Callable[[str, int, int], None] | None) -> None:

@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -63,24 +63,14 @@ class Findings:
 
     def table(self) -> str:
         """As CSV."""
-        out = io.StringIO()
-        lines = csv.writer(out, lineterminator="\n")
-        names = [one.name for one in fields(Row)]
-        lines.writerow(names)
-        for row in self.rows:
-            lines.writerow([_plain(getattr(row, name)) for name in names])
-        return out.getvalue()
+        return csv_of(Row, self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        rows = [{key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in vars(row).items()} for row in self.rows]
-        return {"rows": rows, "says": list(self.says), "passed": self.passed}
+        return {"rows": json_of(self.rows), "says": list(self.says), "passed": self.passed}
 
     def markdown(self, name: str, settings: Mapping[str, Any]) -> str:
         """The summary: paragraphs, then the table."""
-        ran = f"{settings['config']} configuration on {settings['card']}, {settings['date']}, torch {settings['torch']}"
-        lines = ["| " + " | ".join(_SHOWN) + " |", "|---" * len(_SHOWN) + "|"]
-        lines += ["| " + " | ".join(cells(row)) + " |" for row in self.rows]
-        return "\n\n".join([f"# {name}", f"{ran}: `{settings['command']}`", *self.says, "\n".join(lines)]) + "\n"
+        return "\n\n".join([*heading(name, settings), *self.says, markdown_of(_SHOWN, map(cells, self.rows))]) + "\n"
 
     def text(self) -> str:
         """For the terminal: a line a row, then the paragraphs."""
@@ -112,5 +102,32 @@ def _number(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "-"
 
 
-def _plain(value: Any) -> Any:
-    return (f"{value:.6g}" if math.isfinite(value) else "") if isinstance(value, float) else value
+# How whatever an experiment finds is written.
+
+
+def csv_of(kind: type[Any], rows: Iterable[Any]) -> str:
+    """Instances of a dataclass, a line each under its fields' names; empty where there is no number."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    names = [one.name for one in fields(kind)]
+    lines.writerow(names)
+    for row in rows:
+        values = (getattr(row, name) for name in names)
+        lines.writerow([(f"{x:.6g}" if math.isfinite(x) else "") if isinstance(x, float) else x for x in values])
+    return out.getvalue()
+
+
+def json_of(rows: Iterable[Any]) -> list[dict[str, Any]]:
+    """Instances of a dataclass as objects; null where there is no number."""
+    return [{key: None if isinstance(x, float) and not math.isfinite(x) else x for key, x in vars(row).items()} for row in rows]
+
+
+def markdown_of(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join(["| " + " | ".join(names) + " |", "|---" * len(names) + "|", *("| " + " | ".join(row) + " |" for row in rows)])
+
+
+def heading(name: str, settings: Mapping[str, Any]) -> list[str]:
+    """What a summary begins with."""
+    ran = f"{settings['config']} configuration on {settings['card']}, {settings['date']}, torch {settings['torch']}"
+    return [f"# {name}", f"{ran}: `{settings['command']}`"]

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ from rwsim.experiments.measure import Watch
 from rwsim.experiments.records import NAME, Layer, Records, Series, layer_facts, read_records, write_records
 from rwsim.experiments.says import verdict
 from rwsim.experiments.train import Recipe, TrainingDiverged, train, write
+
+if TYPE_CHECKING:
+    from rwsim.experiments.verdicts import Verdicts
 
 SETTINGS, RUNS = "settings.json", "runs"
 # One thread a process on the CPU: networks this small gain nothing from a second.
@@ -77,23 +80,33 @@ def _workers(config: str, device: str) -> int:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What an experiment measured and what it says."""
+class Found:
+    """What was found with which settings.
 
-    experiment: Experiment
+    Attributes:
+        name: Of the experiment or study.
+    """
+
+    name: str
     settings: Mapping[str, Any]
-    records: Records
-    findings: Findings
+    findings: "Findings | Verdicts"
 
     def write(self, out: Path) -> None:
         """table.csv and summary.md to a directory that holds the rest."""
         write_text(out / "table.csv", self.findings.table())
-        write_text(out / "summary.md", self.findings.markdown(self.experiment.name, self.settings))
+        write_text(out / "summary.md", self.findings.markdown(self.name, self.settings))
 
     def to_json(self) -> dict[str, Any]:
-        """{"meta": {...}, "rows": [...], "says": [...]}; null where there is no number."""
+        """{"meta": {...}, "says": [...]} and rows or claims; null where there is no number."""
         meta = {key: self.settings[key] for key in ("rwsim", "experiment", "config", "device", "seed", "date")}
         return {"meta": meta, **self.findings.to_json()}
+
+
+@dataclass(frozen=True)
+class Result(Found):
+    """What an experiment measured and what it says."""
+
+    records: Records
 
 
 def run(
@@ -145,7 +158,7 @@ def kept(experiment: Experiment, out: Path) -> Result:
     facts = finished(experiment.name, out)
     records, config = read_records(out / NAME, facts["cases"]), experiment.configs[facts["config"]]
     found = experiment.analyse(config, records)
-    return Result(experiment, facts, records, Findings(found.rows, (verdict(experiment, config, found.rows), *found.says)))
+    return Result(experiment.name, facts, Findings(found.rows, (verdict(experiment, config, found.rows), *found.says)), records)
 
 
 def plain(recipe: Recipe) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """What a study says: its claims, a paragraph made of their numbers, and the arms behind them."""
 
-import csv
-import io
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from rwsim.experiments.compare import FAILED, HELD, UNDECIDED, Claim, overall
+from rwsim.experiments.findings import csv_of, heading, json_of, markdown_of
 from rwsim.experiments.study import Study, Trained
 
 _SHOWN = ("subject", "claim", "rule", "verdict", "a - b", "±", "margin", "unit", "a", "b", "seeds", "note")
@@ -29,7 +27,7 @@ class Verdicts:
     arms: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
-    def of(cls, study: Study, settings: Mapping[str, Any], trained: Trained, claims: Sequence[Claim]) -> "Verdicts":
+    def of(cls, study: Study, trained: Trained, claims: Sequence[Claim]) -> "Verdicts":
         """What claims and outcomes say."""
         count = {verdict: sum(claim.verdict == verdict for claim in claims) for verdict in (HELD, FAILED, UNDECIDED)}
         runs = [run for one in trained.runs.values() for run in one]
@@ -60,36 +58,21 @@ class Verdicts:
 
     def table(self) -> str:
         """The claims as CSV."""
-        out = io.StringIO()
-        lines = csv.writer(out, lineterminator="\n")
-        names = [one.name for one in fields(Claim)]
-        lines.writerow(names)
-        for claim in self.claims:
-            lines.writerow([_plain(getattr(claim, name)) for name in names])
-        return out.getvalue()
+        return csv_of(Claim, self.claims)
 
     def to_json(self) -> dict[str, Any]:
-        claims = [
-            {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in vars(one).items()} for one in self.claims
-        ]
-        return {"claims": claims, "verdict": overall(self.claims), "says": list(self.says)}
+        return {"claims": json_of(self.claims), "verdict": overall(self.claims), "says": list(self.says)}
 
     def markdown(self, name: str, settings: Mapping[str, Any]) -> str:
         """The summary: the paragraph, a sentence a claim, both tables."""
-        ran = f"{settings['config']} configuration on {settings['card']}, {settings['date']}, torch {settings['torch']}"
         first, *rest = self.says
-        parts = [f"# {name}", f"{ran}: `{settings['command']}`", first, "\n".join(f"- {say}" for say in rest)]
-        parts.append(_table(_SHOWN, [_cells(claim) for claim in self.claims]))
+        parts = [*heading(name, settings), first, "\n".join(f"- {say}" for say in rest), markdown_of(_SHOWN, map(_cells, self.claims))]
         parts.append("Configurations, mean ± standard deviation over seeds: points of accuracy, or minus the loss of a text in nats.")
-        return "\n\n".join([*parts, _table(_ARMS, self.arms)]) + "\n"
+        return "\n\n".join([*parts, markdown_of(_ARMS, self.arms)]) + "\n"
 
     def text(self) -> str:
         """For the terminal: the paragraph, a line a claim."""
         return "\n".join(say.replace("**", "") for say in self.says)
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(["| " + " | ".join(names) + " |", "|---" * len(names) + "|", *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def _cells(claim: Claim) -> tuple[str, ...]:
@@ -101,7 +84,3 @@ def _cells(claim: Claim) -> tuple[str, ...]:
 
 def _spread(values: Any) -> str:
     return f"{values.mean():.2f}" + (f" ± {values.std(ddof=1):.2f}" if len(values) > 1 else "")
-
-
-def _plain(value: Any) -> Any:
-    return (f"{value:.6g}" if math.isfinite(value) else "") if isinstance(value, float) else value

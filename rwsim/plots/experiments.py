@@ -25,7 +25,7 @@ _SMOOTH = 5
 
 def save_experiment(result: "Result", folder: Path) -> Path:
     """Write ``figure.png`` to `folder`."""
-    figure = FIGURES[result.experiment.name](result)
+    figure = FIGURES[result.name](result)
     path = folder / "figure.png"
     figure.savefig(path, dpi=130)
     plt.close(figure)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def save_study(result: "StudyResult", folder: Path) -> Path:
     """Write ``figure.png`` to `folder`."""
-    figure = FIGURES[result.study.name](result.trained)
+    figure = FIGURES[result.name](result.trained)
     path = folder / "figure.png"
     figure.savefig(path, dpi=130)
     plt.close(figure)
