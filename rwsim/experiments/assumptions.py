@@ -6,7 +6,7 @@ radial gradient (sqrt(lambda_e/lambda)), 5 % of the norm for the size of an upda
 rotation, judged where the layer is scale-invariant, and what is left of their error once the departures are put in.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from rwsim.experiments.case import Case, Config, Experiment
 from rwsim.experiments.findings import Findings, Row
 from rwsim.experiments.judge import NORM, ROTATION, judged
 from rwsim.experiments.records import Records, Series
-from rwsim.experiments.says import counted, setting, shown
+from rwsim.experiments.says import analysed, counted, shown
 from rwsim.experiments.settled import LATE, departure, row, settled_rows, transient_end
 from rwsim.experiments.train import Recipe
 
@@ -64,27 +64,25 @@ def _assumed(case: Case, series: Series, k: int, start: int) -> list[Row]:
     return found
 
 
+def _rows(case: Case, series: Series, k: int) -> list[Row]:
+    start = transient_end(series, k)
+    return [*_assumed(case, series, k, start), *settled_rows(case, series, k, start)]
+
+
+def _says(own: list[Row]) -> Iterator[str]:
+    for quantity, claim in (
+        ("orthogonal gradients", "gradients orthogonal to the weights (3 % of the rotation)"),
+        ("uncorrelated gradients", "updates of the size of uncorrelated gradients' (5 % of the norm)"),
+        ("scaled gradient", "scaled gradients of norm sqrt(C) (5 %)"),
+    ):  # fmt: skip
+        yield counted([one for one in own if one.quantity == quantity], claim)
+    for quantity, claim in (("rotation", "rotation within 3 %"), ("norm", "norm within 5 %")):
+        yield counted([one for one in own if one.quantity == quantity and one.invariant], claim)
+    yield shown([one for one in own if one.quantity == "rotation" and not one.invariant])
+
+
 def _analyse(config: Config, records: Records) -> Findings:
-    rows: list[Row] = []
-    says: list[str] = []
-    for case in config.cases:
-        series, first = records[case.name], len(rows)
-        for k in range(len(series.layers)):
-            start = transient_end(series, k)
-            rows += [*_assumed(case, series, k, start), *settled_rows(case, series, k, start)]
-        own = rows[first:]
-        parts = [setting(case, series)]
-        for quantity, claim in (
-            ("orthogonal gradients", "gradients orthogonal to the weights (3 % of the rotation)"),
-            ("uncorrelated gradients", "updates of the size of uncorrelated gradients' (5 % of the norm)"),
-            ("scaled gradient", "scaled gradients of norm sqrt(C) (5 %)"),
-        ):  # fmt: skip
-            parts.append(counted([one for one in own if one.quantity == quantity], claim))
-        for quantity, claim in (("rotation", "rotation within 3 %"), ("norm", "norm within 5 %")):
-            parts.append(counted([one for one in own if one.quantity == quantity and one.invariant], claim))
-        parts.append(shown([one for one in own if one.quantity == "rotation" and not one.invariant]))
-        says.append(" ".join(filter(None, parts)))
-    return Findings(tuple(rows), tuple(says))
+    return analysed(config, records, _rows, _says)
 
 
 ASSUMPTIONS = Experiment(

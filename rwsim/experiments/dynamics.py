@@ -4,10 +4,12 @@ Claim: after the predicted transient every scale-invariant layer rotates at the 
 predicted norm; on the way there it follows the predicted path. Layers that are not scale-invariant stand beside them and are not judged.
 """
 
+from collections.abc import Iterator
+
 from rwsim.experiments.case import Case, Config, Experiment
 from rwsim.experiments.findings import Findings, Row
-from rwsim.experiments.records import Records
-from rwsim.experiments.says import counted, setting, shown
+from rwsim.experiments.records import Records, Series
+from rwsim.experiments.says import analysed, counted, shown
 from rwsim.experiments.settled import path_rows, settled_rows, transient_end
 from rwsim.experiments.train import Recipe
 
@@ -44,24 +46,22 @@ _SMOKE = Config(
 )
 
 
+def _rows(case: Case, series: Series, k: int) -> list[Row]:
+    end = transient_end(series, k)
+    return [*settled_rows(case, series, k, end), *path_rows(case, series, k, slice(end))]
+
+
+def _says(own: list[Row]) -> Iterator[str]:
+    for quantity, claim in (
+        ("rotation", "rotation in equilibrium within 3 %"), ("norm", "norm in equilibrium within 5 %"),
+        ("rotation path", "rotation on the way within 10 %"), ("norm path", "norm on the way within 10 %"),
+    ):  # fmt: skip
+        yield counted([row for row in own if row.quantity == quantity and row.invariant], claim)
+    yield shown([row for row in own if row.quantity == "rotation" and not row.invariant])
+
+
 def _analyse(config: Config, records: Records) -> Findings:
-    rows: list[Row] = []
-    says: list[str] = []
-    for case in config.cases:
-        series, first = records[case.name], len(rows)
-        for k in range(len(series.layers)):
-            end = transient_end(series, k)
-            rows += [*settled_rows(case, series, k, end), *path_rows(case, series, k, slice(end))]
-        own = rows[first:]
-        parts = [setting(case, series)]
-        for quantity, claim in (
-            ("rotation", "rotation in equilibrium within 3 %"), ("norm", "norm in equilibrium within 5 %"),
-            ("rotation path", "rotation on the way within 10 %"), ("norm path", "norm on the way within 10 %"),
-        ):  # fmt: skip
-            parts.append(counted([row for row in own if row.quantity == quantity and row.invariant], claim))
-        parts.append(shown([row for row in own if row.quantity == "rotation" and not row.invariant]))
-        says.append(" ".join(filter(None, parts)))
-    return Findings(tuple(rows), tuple(says))
+    return analysed(config, records, _rows, _says)
 
 
 DYNAMICS = Experiment(

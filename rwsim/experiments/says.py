@@ -1,12 +1,12 @@
 """Paragraphs made of an experiment's numbers."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rwsim.experiments.case import Case, Config, Experiment
-from rwsim.experiments.findings import INSIDE, OUTSIDE, SHOWN, UNDECIDED, Row, percent
+from rwsim.experiments.findings import INSIDE, OUTSIDE, SHOWN, UNDECIDED, Findings, Row, percent
 from rwsim.experiments.judge import ROTATION
-from rwsim.experiments.records import Series
+from rwsim.experiments.records import Records, Series
 
 
 def verdict(experiment: Experiment, config: Config, rows: Sequence[Row]) -> str:
@@ -75,3 +75,24 @@ def shown(rows: Sequence[Row]) -> str:
         f"{mended} within 3 % of the corrected one; the furthest off is {worst.layer}, "
         f"{percent(worst.error)}."
     )
+
+
+def analysed(
+    config: Config, records: Records, rows_of: Callable[[Case, Series, int], Iterable[Row]], says_of: Callable[[list[Row]], Iterable[str]],
+) -> Findings:  # fmt: skip
+    """Rows of every case and layer, and a paragraph a case.
+
+    Args:
+        config: Its cases.
+        records: What was measured of them.
+        rows_of: Of a case, its series and the number of a layer.
+        says_of: Sentences about a case's rows; empty ones are left out.
+    """
+    rows: list[Row] = []
+    says: list[str] = []
+    for case in config.cases:
+        series = records[case.name]
+        own = [row for k in range(len(series.layers)) for row in rows_of(case, series, k)]
+        says.append(" ".join(filter(None, [setting(case, series), *says_of(own)])))
+        rows += own
+    return Findings(tuple(rows), tuple(says))

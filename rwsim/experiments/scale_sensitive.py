@@ -5,6 +5,7 @@ rotation in equilibrium are predicted as for scale-invariant weights, within 10 
 standardization, where nothing is to be adjusted.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from rwsim.experiments.case import Case, Config, Experiment
 from rwsim.experiments.findings import INSIDE, Findings, Row
 from rwsim.experiments.judge import TRANSIENT, judged
 from rwsim.experiments.records import Records, Series
-from rwsim.experiments.says import counted, setting
+from rwsim.experiments.says import analysed, counted
 from rwsim.experiments.settled import LATE, row, settled_rows, transient_end
 from rwsim.experiments.train import Recipe
 
@@ -51,25 +52,21 @@ def _effective(case: Case, series: Series, k: int, start: int) -> list[Row]:
     return found
 
 
+def _rows(case: Case, series: Series, k: int) -> Iterable[Row]:
+    start = transient_end(series, k)
+    return settled_rows(case, series, k, start) if series.layers[k].invariant else _effective(case, series, k, start)
+
+
+def _says(own: list[Row]) -> Iterator[str]:
+    for name in dict.fromkeys(one.quantity for one in own):
+        yield counted([one for one in own if one.quantity == name], f"{name} as predicted")
+    adjusted = [one for one in own if "unadjusted" in one.note]
+    if adjusted:
+        yield f"Of these {sum(one.verdict == INSIDE for one in adjusted)} of {len(adjusted)} are inside with the measured lambda_e."
+
+
 def _analyse(config: Config, records: Records) -> Findings:
-    rows: list[Row] = []
-    says: list[str] = []
-    for case in config.cases:
-        series, first = records[case.name], len(rows)
-        for k, layer in enumerate(series.layers):
-            start = transient_end(series, k)
-            rows += settled_rows(case, series, k, start) if layer.invariant else _effective(case, series, k, start)
-        own = rows[first:]
-        parts = [setting(case, series)]
-        for name in dict.fromkeys(one.quantity for one in own):
-            parts.append(counted([one for one in own if one.quantity == name], f"{name} as predicted"))
-        adjusted = [one for one in own if "unadjusted" in one.note]
-        if adjusted:
-            parts.append(
-                f"Of these {sum(one.verdict == INSIDE for one in adjusted)} of {len(adjusted)} are inside with the measured lambda_e."
-            )
-        says.append(" ".join(filter(None, parts)))
-    return Findings(tuple(rows), tuple(says))
+    return analysed(config, records, _rows, _says)
 
 
 SCALE_SENSITIVE = Experiment(

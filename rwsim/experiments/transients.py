@@ -5,12 +5,13 @@ whether they rotate too fast or too slowly at first, and late in the schedule no
 rotation follow the path that hyperparameters, schedule and the norm at the start give, within 10 %.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rwsim.experiments.case import Case, Config, Experiment
 from rwsim.experiments.findings import Findings, Row
 from rwsim.experiments.records import Records, Series
-from rwsim.experiments.says import counted, setting
+from rwsim.experiments.says import analysed, counted
 from rwsim.experiments.settled import path_rows
 from rwsim.experiments.train import Recipe
 
@@ -39,21 +40,20 @@ def live(series: Series) -> slice:
     return slice(on[0], on[-1] + 1)
 
 
+def _rows(case: Case, series: Series, k: int) -> Iterable[Row]:
+    return path_rows(case, series, k, live(series))
+
+
+def _says(own: list[Row]) -> Iterator[str]:
+    for quantity, claim in (
+        ("rotation path", "rotation within 10 % of the plan throughout"),
+        ("norm path", "norm within 10 % of the plan throughout"),
+    ):
+        yield counted([row for row in own if row.quantity == quantity and row.invariant], claim)
+
+
 def _analyse(config: Config, records: Records) -> Findings:
-    rows: list[Row] = []
-    says: list[str] = []
-    for case in config.cases:
-        series, first = records[case.name], len(rows)
-        for k in range(len(series.layers)):
-            rows += path_rows(case, series, k, live(series))
-        parts = [setting(case, series)]
-        for quantity, claim in (
-            ("rotation path", "rotation within 10 % of the plan throughout"),
-            ("norm path", "norm within 10 % of the plan throughout"),
-        ):
-            parts.append(counted([row for row in rows[first:] if row.quantity == quantity and row.invariant], claim))
-        says.append(" ".join(parts))
-    return Findings(tuple(rows), tuple(says))
+    return analysed(config, records, _rows, _says)
 
 
 TRANSIENTS = Experiment(
