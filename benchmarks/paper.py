@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rwsim.experiments.compare import FAILED, HELD, PARTLY, UNDECIDED, Claim, overall
+from rwsim.experiments.compare import FAILED, HELD, UNDECIDED, Claim, overall
 from rwsim.experiments.findings import INSIDE, OUTSIDE, SHOWN
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -102,7 +102,7 @@ def _claims(row: Row, told: Sequence[dict[str, str]]) -> tuple[str, str]:
     claims = [_claim(one) for one in told if one["subject"].startswith(row.part)]
     first = next(one for one in claims if row.lead in one.claim)
     count = sum(one.verdict == HELD for one in claims)
-    verdict = overall(claims)
+    verdict = overall(one.verdict for one in claims)
     held = "" if verdict in (HELD, FAILED) and len(claims) == 1 else f" ({count} of {len(claims)} claims held)"
     return f"**{verdict}**{held}", first.sentence().replace("**", "")
 
@@ -118,7 +118,7 @@ def _layers(row: Row, told: Sequence[dict[str, str]]) -> tuple[str, str]:
     rotations = [abs(float(one["error"])) for one in own if one["quantity"] in ("rotation", "rotation, lambda_e") and one["error"]]
     judged = [one["verdict"] for one in own if one["verdict"] != SHOWN]
     inside, outside = judged.count(INSIDE), judged.count(OUTSIDE)
-    verdict = HELD if judged and inside == len(judged) else PARTLY if inside else FAILED if outside else UNDECIDED
+    verdict = overall({INSIDE: HELD, OUTSIDE: FAILED}.get(one, UNDECIDED) for one in judged)
     said = f"{inside} of {len(judged)} judged quantities inside their bands, {outside} outside"
     if not judged:
         verdict, said = "not judged", "layers that are not scale-invariant"

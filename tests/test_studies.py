@@ -99,7 +99,7 @@ def test_runs_are_paired():
 def test_a_study_holds_in_part():
     claims = {v: replace(better("", "", sample(1.0), sample(0.0)), verdict=v) for v in (HELD, FAILED, UNDECIDED)}
     of = [claims[HELD]], [claims[HELD], claims[FAILED]], [claims[UNDECIDED], claims[FAILED]], [claims[UNDECIDED]], []
-    assert [overall(some) for some in of] == [HELD, PARTLY, FAILED, UNDECIDED, UNDECIDED]
+    assert [overall(claim.verdict for claim in some) for some in of] == [HELD, PARTLY, FAILED, UNDECIDED, UNDECIDED]
 
 
 # Trainings that take no time.
@@ -290,6 +290,24 @@ def test_arms_at_the_edge_of_a_search_are_said():
     trained = Trained((one, (outcome(lane),)) for one in (*searched, *found.values()))
     assert [trained.at_edge(one) for one in found.values()] == [["lowest lr"], [], ["highest lr"]]
     assert trained.at_edge(arm(lane.recipe, 1, True, kind="y", lr=0.1)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"), [("card", None, "no card"), ("config", None, "no config"), ("config", "huge", "config huge")]
+)
+def test_settings_that_lack_something_are_refused(data, tmp_path, lots, key, value, said):
+    conduct.conduct(TWO, replace(SETTINGS, data=data), tmp_path / "out")
+    path = tmp_path / "out" / "settings.json"
+    facts = {**json.loads(path.read_text()), key: value}
+    path.write_text(json.dumps({name: one for name, one in facts.items() if one is not None or name != key}))
+    with pytest.raises(InvalidArgument, match=f"settings.json, got '?{said}"):
+        kept_study(TWO, tmp_path / "out")
+
+
+@pytest.mark.parametrize("options", [["--seed", "99999999999999999"], ["--save-every", "-1"]])
+def test_numbers_out_of_range_are_refused(data, tmp_path, capsys, options):
+    assert command(["experiment", "adam", "--config", "smoke", "--data", str(data), "--out", str(tmp_path / "out"), *options]) == USAGE
+    assert "must " in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_an_unfinished_study_is_refused(stopped):

@@ -11,7 +11,7 @@ Intervals are of 95 %, Student's over the seeds. More seeds decide more; wider m
 """  # noqa: E501 - a table's row is a line
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,14 +149,14 @@ def interval(differences: Array) -> tuple[float, float]:
     return float(differences.mean()), error * float(student_t.isf(_LEVEL / 2, len(differences) - 1))
 
 
-def overall(claims: Sequence[Claim]) -> str:
-    """Of a study: held (all of them), held in part (some), did not hold (none, and one did not), undecided.
+def overall(verdicts: Iterable[str]) -> str:
+    """Of many: held (all of them), held in part (some), did not hold (none, and one did not), undecided.
 
     Example:
         >>> overall([])
         'undecided'
     """
-    said = {claim.verdict for claim in claims}
+    said = set(verdicts)
     if said == {HELD}:
         return HELD
     return PARTLY if HELD in said else FAILED if FAILED in said else UNDECIDED

@@ -101,7 +101,7 @@ def kept_study(study: Study, out: Path) -> StudyResult:
     Raises:
         InvalidArgument: No whole result of this study is there.
     """
-    facts = finished(study.name, out)
+    facts = finished(study.name, out, SCALES)
     trained = read_trained(facts, out)
     claims = study.judge(SCALES[facts["config"]], trained)
     return StudyResult(study.name, facts, Verdicts.of(study, trained, claims), trained)

@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -30,6 +30,8 @@ from rwsim.experiments.train import Recipe, TrainingDiverged, train, write
 if TYPE_CHECKING:
     from rwsim.experiments.verdicts import Verdicts
 
+# The batches of a run are drawn from this many times the seed, in 64 bits.
+_SEEDS = 1 << 40
 SETTINGS, RUNS = "settings.json", "runs"
 # One thread a process on the CPU: networks this small gain nothing from a second.
 _THREADS = 1
@@ -66,8 +68,10 @@ class Settings:
             Unavailable: No such device.
             InvalidArgument: A value out of range.
         """
-        if seed < 0:
-            raise InvalidArgument("seed", "must be at least 0", seed)
+        if not 0 <= seed < _SEEDS:
+            raise InvalidArgument("seed", f"must lie in [0, {_SEEDS})", seed)
+        if not save_seconds >= 0:
+            raise InvalidArgument("save_every", "must be at least 0", save_seconds)
         if device == "cuda" and not torch.cuda.is_available():
             raise Unavailable("the device cuda was asked for and is not here; this machine has cpu.")
         device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
@@ -155,7 +159,7 @@ def kept(experiment: Experiment, out: Path) -> Result:
     Raises:
         InvalidArgument: No whole result of this experiment is there.
     """
-    facts = finished(experiment.name, out)
+    facts = finished(experiment.name, out, experiment.configs)
     records, config = read_records(out / NAME, facts["cases"]), experiment.configs[facts["config"]]
     found = experiment.analyse(config, records)
     return Result(experiment.name, facts, Findings(found.rows, (verdict(experiment, config, found.rows), *found.says)), records)
@@ -212,7 +216,7 @@ def finish(out: Path, facts: Mapping[str, Any]) -> None:
     shutil.rmtree(spent)
 
 
-def finished(name: str, out: Path) -> dict[str, Any]:
+def finished(name: str, out: Path, configs: Collection[str]) -> dict[str, Any]:
     """The settings of a directory that holds a whole result.
 
     Raises:
@@ -223,6 +227,10 @@ def finished(name: str, out: Path) -> dict[str, Any]:
         raise InvalidArgument("out", "must hold a finished experiment", str(out), "name its directory, or finish it with --resume")
     if facts["experiment"] != name:
         raise InvalidArgument("out", f"must hold results of {name}", str(out), f"it holds {facts['experiment']}")
+    missing = [key for key in (*_IDENTITY, "card", "torch", "date", "command") if key not in facts]
+    if missing or facts["config"] not in configs:
+        got = f"no {missing[0]}" if missing else f"config {facts['config']}"
+        raise InvalidArgument("out", f"must hold a whole {SETTINGS}", got, "take it from a copy, or train again")
     return facts
 
 

@@ -35,8 +35,9 @@ class Verdicts:
         searched = sum(not one.final for one in trained.arms.values())
         ended = f"{lost} diverged and count as guessing" if lost else "none diverged"
         steps = " or ".join(f"{n:,}" for n in sorted({one.recipe.steps for one in trained.arms.values()}))
+        whole = overall(claim.verdict for claim in claims)
         first = (
-            f"The claim that {study.claim}: **{overall(claims)}** here. Of {len(claims)} comparisons {count[HELD]} held, {count[FAILED]} "
+            f"The claim that {study.claim}: **{whole}** here. Of {len(claims)} comparisons {count[HELD]} held, {count[FAILED]} "
             f"did not and {count[UNDECIDED]} are undecided (95 % intervals over seeds, paired). {len(runs)} runs of {len(trained.arms)} "
             f"configurations, {searched} of them a search on validation data, took {steps} steps each; {ended}. What differs from "
             f"the paper: it trained {study.paper}; {study.differs}."
@@ -54,14 +55,19 @@ class Verdicts:
     @property
     def passed(self) -> bool:
         """Whether every claim held."""
-        return overall(self.claims) == HELD
+        return self.verdict == HELD
+
+    @property
+    def verdict(self) -> str:
+        """Of all claims together."""
+        return overall(claim.verdict for claim in self.claims)
 
     def table(self) -> str:
         """The claims as CSV."""
         return csv_of(Claim, self.claims)
 
     def to_json(self) -> dict[str, Any]:
-        return {"claims": json_of(self.claims), "verdict": overall(self.claims), "says": list(self.says)}
+        return {"claims": json_of(self.claims), "verdict": self.verdict, "says": list(self.says)}
 
     def markdown(self, name: str, settings: Mapping[str, Any]) -> str:
         """The summary: the paragraph, a sentence a claim, both tables."""
