@@ -69,7 +69,7 @@ class Settings:
             InvalidArgument: A value out of range.
         """
         if not 0 <= seed < _SEEDS:
-            raise InvalidArgument("seed", f"must lie in [0, {_SEEDS})", seed)
+            raise InvalidArgument("seed", f"must be at least 0 and below {_SEEDS:,}", seed)
         if not save_seconds >= 0:
             raise InvalidArgument("save_every", "must be at least 0", save_seconds)
         if device == "cuda" and not torch.cuda.is_available():
