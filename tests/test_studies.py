@@ -224,6 +224,17 @@ def test_a_recipe_that_changed_is_trained_again(stopped, lots, monkeypatch):
     assert [lane.recipe.batch for (lane,) in lots] == [4] * 7
 
 
+def test_other_data_do_not_go_on_with_what_was_begun(stopped, tmp_path):
+    out, settings = stopped
+    other = make_data(tmp_path / "other")
+    labels = next(other.glob("**/train-labels*"))
+    raw = bytearray(gzip.decompress(labels.read_bytes()))
+    raw[8] = (raw[8] + 1) % 10
+    labels.write_bytes(gzip.compress(bytes(raw)))
+    with pytest.raises(InvalidArgument, match="with the same data"):
+        conduct.conduct(TWO, replace(settings, data=other), out, resume=True)
+
+
 def test_a_damaged_run_is_named(stopped):
     out, settings = stopped
     (path,) = (out / "runs").iterdir()

@@ -20,6 +20,7 @@ from rwsim.experiments.run import (
     Settings,
     data_of,
     described,
+    fingerprints,
     finish,
     finished,
     in_processes,
@@ -77,9 +78,8 @@ def conduct(
         KeyboardInterrupt: With all finished lots kept.
     """
     scale, trained = SCALES[settings.config], Trained()
-    for one in study.stages[0](scale, trained):
-        data_of(one.recipe, settings)  # refused before any training, not after an hour of it
-    facts = described(study.name, settings)
+    data = fingerprints([one.recipe for one in study.stages[0](scale, trained)], settings)
+    facts = {**described(study.name, settings), "data": data}
     take_up(out, facts, resume)
     stages = []
     for stage in study.stages:

@@ -4,6 +4,7 @@ Nothing is downloaded. A batch of step t does not depend on the steps before it,
 """
 
 import gzip
+import hashlib
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -174,6 +175,22 @@ class TextData:
 
 
 Data = ImageData | TextData
+
+
+def fingerprint(data: Data) -> str:
+    """Twelve digits that other data, training or held out, would hardly have.
+
+    Example:
+        >>> fingerprint(TextData(torch.zeros(3, dtype=torch.uint8), torch.ones(2, dtype=torch.uint8), context=1))
+        'a1f9a549ddc7'
+    """
+    parts = [data.training, data.held_out] if isinstance(data, TextData) else [
+        tensor for part in (data.training, data.held_out) for tensor in (part.pixels, part.labels)
+    ]  # fmt: skip
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part.cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:12]
 
 
 def _check_split(count: int, most: int) -> None:

@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ import torch
 import rwsim
 from rwsim.errors import InvalidArgument, StorageError, Unavailable
 from rwsim.experiments.case import Case, Experiment
-from rwsim.experiments.data import Data, load_images, load_text
+from rwsim.experiments.data import Data, fingerprint, load_images, load_text
 from rwsim.experiments.findings import Findings
 from rwsim.experiments.measure import Watch
 from rwsim.experiments.records import NAME, Layer, Records, Series, layer_facts, read_records, write_records
@@ -130,10 +130,9 @@ def run(
         KeyboardInterrupt: With all that was trained kept.
     """
     config = experiment.configs[settings.config]
-    for case in config.cases:
-        data_of(case.recipe, settings)  # refused before any training, not after an hour of it
+    data = fingerprints([case.recipe for case in config.cases], settings)
     cases = {case.name: {"recipe": plain(case.recipe)} for case in config.cases}
-    facts = {**described(experiment.name, settings), "cases": cases}
+    facts = {**described(experiment.name, settings), "data": data, "cases": cases}
     take_up(out, facts, resume)
     seeds = range(settings.seed, settings.seed + config.seeds)
     left = [(case, seed) for case in config.cases for seed in seeds if _kept_run(out, case, seed) is None]
@@ -192,7 +191,7 @@ def take_up(out: Path, facts: Mapping[str, Any], resume: bool) -> None:
         raise InvalidArgument("out", "must not hold an experiment already", str(out), remedy)
     if there is not None:
         recipes = [{name: case["recipe"] for name, case in one.get("cases", {}).items()} for one in (there, facts)]
-        changed = [key for key in _IDENTITY if there.get(key) != facts[key]] + (["cases"] if recipes[0] != recipes[1] else [])
+        changed = [key for key in (*_IDENTITY, "data") if there.get(key) != facts[key]] + (["cases"] if recipes[0] != recipes[1] else [])
         if changed:
             got = f"{changed[0]} {there.get(changed[0])}" if changed[0] != "cases" else "other cases"
             raise InvalidArgument(
@@ -272,6 +271,16 @@ def load_run(path: Path) -> dict[str, Any] | None:
 
 
 _loaded: dict[Any, Data] = {}
+
+
+def fingerprints(recipes: Iterable[Recipe], settings: Settings) -> dict[str, str]:
+    """Of the data by kind; what is missing or damaged is refused before any training, not after an hour of it."""
+    found: dict[str, str] = {}
+    for recipe in recipes:
+        data = data_of(recipe, settings)
+        if data.kind not in found:
+            found[data.kind] = fingerprint(data)
+    return found
 
 
 def data_of(recipe: Recipe, settings: Settings) -> Data:
