@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from scipy.optimize import brentq
 
-from rwsim.experiments.compare import Claim, better, near, no_worse, par
+from rwsim.experiments.compare import Claim, better, no_worse, par
 from rwsim.experiments.study import SCHEDULE, Arm, Scale, Study, Trained, arm, rounded, unit
 from rwsim.experiments.train import Recipe
 from rwsim.optimizers import find_rule
@@ -31,7 +31,6 @@ TASKS: Mapping[str, tuple[str, str, tuple[float, float], Any]] = {
 }
 # Sums of lr times decay over a run that are searched (at the peak; see `Scale.decay`): the paper's images had 39, its texts 3 to 40.
 _TOTALS = (1.0, 4.0, 12.0)
-_ROTATION = 0.05
 
 
 def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
@@ -41,18 +40,19 @@ def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
                 decay = scale.decay(lr, total, network, optimizer)
                 recipe = scale.recipe(network, optimizer, rounded(lr), decay)
                 yield arm(recipe, 1, False, task=task, kind="baseline", lr=rounded(lr), decay=decay)
+            recipe = scale.recipe(network, optimizer, rounded(lr), 0.0)
+            yield arm(recipe, 1, False, task=task, kind="no decay", lr=rounded(lr))
 
 
 def _compared(scale: Scale, found: Trained) -> Iterator[Arm]:
     for task, (_network, _optimizer, _lrs, gain) in TASKS.items():
-        best = found.best(found.select(task=task))
-        hyper = best.recipe.hyper
+        best, none = (found.best(found.select(task=task, kind=kind)).recipe for kind in ("baseline", "no decay"))
         for name, recipe in (
-            ("baseline", best.recipe),
-            ("no decay", replace(best.recipe, hyper={**hyper, "weight_decay": 0.0})),
-            ("RV zero-shot", replace(best.recipe, rotational={}, standardized=gain)),
+            ("baseline", best),
+            ("no decay", none),
+            ("RV zero-shot", replace(best, rotational={}, standardized=gain)),
         ):
-            yield arm(recipe, scale.seeds, True, task=task, kind=name, lr=hyper["lr"], decay=recipe.hyper["weight_decay"])
+            yield arm(recipe, scale.seeds, True, task=task, kind=name, lr=recipe.hyper["lr"], decay=recipe.hyper["weight_decay"])
 
 
 def _matched(scale: Scale, found: Trained) -> Iterator[Arm]:
@@ -99,12 +99,14 @@ def _judge(scale: Scale, found: Trained) -> Sequence[Claim]:
         arms = {one.facts["kind"]: one for one in found.select(final=True, task=task)}
         score = {name: found.scores(one) for name, one in arms.items()}
         base, few, of = score["baseline"], arms["RV few-shot"], unit(arms["baseline"])
-        decays = f"decay {few.facts['decay']:g} from {arms['baseline'].facts['decay']:g}"
+        rates = "lr " + " and ".join(f"{arms[kind].facts['lr']:g}" for kind in ("baseline", "no decay"))
+        # That it turns as much is how its decay was chosen: what holds by construction is no claim.
+        turned = (found.turned(few) / found.turned(arms["baseline"])).mean()
+        decays = f"decay {few.facts['decay']:g} from {arms['baseline'].facts['decay']:g}, turns {turned:.3g} times as much"
         claims += [
-            better(task, "decay helps: the baseline above no decay", base, score["no decay"], of),
+            better(task, "decay helps: the baseline above no decay, each at its best lr", base, score["no decay"], of, rates),
             par(task, "the RV zero-shot like the baseline", score["RV zero-shot"], base, of),
             no_worse(task, "the RV few-shot recovers the baseline", score["RV few-shot"], base, of, decays),
-            near(task, "the RV few-shot turns as much as the baseline did", found.turned(few), found.turned(arms["baseline"]), _ROTATION),
         ]
         if "RV few-shot, cos^2" in arms:
             cos2 = arms["RV few-shot, cos^2"]

@@ -14,8 +14,8 @@ from rwsim.experiments.train import Recipe
 
 # Network, optimizer, learning rates searched, the one at which the sum of lr times decay is `_TOTAL`, gains for the variant.
 TASKS = {
-    "text, AdamW": ("gpt", "adamw", (1e-3, 3.2e-2), 5e-3, "gain"),
-    "images, SGDM, large batch": ("resnet", "sgdm", (0.2, 12.8), 1.6, False),
+    "text, AdamW": ("gpt", "adamw", (2.5e-4, 3.2e-2), 5e-3, "gain"),
+    "images, SGDM, large batch": ("resnet", "sgdm", (0.05, 12.8), 1.6, False),
 }
 _TOTAL = 5.0
 # How much larger a large batch is, and how much shorter its run.
@@ -36,7 +36,7 @@ def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
     for task, (_network, _optimizer, lrs, _middle, gain) in TASKS.items():
         for kind, variant in (("baseline", {}), ("RV", {"rotational": {}, "standardized": gain})):
             for start, schedule in SCHEDULES.items():
-                for lr in scale.spaced(*lrs, more=1):
+                for lr in scale.spaced(*lrs, more=3):
                     yield arm(_recipe(scale, task, lr, schedule=schedule, **variant), 1, False, task=task, kind=kind, start=start, lr=lr)
 
 
