@@ -74,6 +74,19 @@ def windows(
     return edges[1:][full], {name: np.stack([value[at == k].mean(0) for k in full]) for name, value in values.items()}
 
 
+def counts(step: NDArray[np.int64], every: int) -> list[int]:
+    """How many measurements each window has, of which `step` has the mean: they are `every` steps apart, the first at step 1.
+
+    Example:
+        >>> counts(np.array([11, 31, 46]), every=10)
+        [3, 1, 2]
+    """
+    found: list[int] = []
+    for middle in (step - 1) / every:
+        found.append(round(2 * (middle - sum(found))) + 1)
+    return found
+
+
 def write_records(records: Records, path: Path) -> None:
     """One line a case, seed, window and layer; whole or not at all."""
     names = list(next(iter(records.values())).values)

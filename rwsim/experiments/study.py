@@ -16,6 +16,7 @@ from rwsim.experiments.compare import Claim
 from rwsim.experiments.data import VOCABULARY
 from rwsim.experiments.idx import CLASSES
 from rwsim.experiments.lanes import Outcome
+from rwsim.experiments.records import counts
 from rwsim.experiments.train import Recipe
 from rwsim.theory.noise import Array
 
@@ -214,8 +215,8 @@ class Trained:
         return np.stack([getattr(run, quantity)[:, invariant(run)].mean(1) for run in self.runs[one.name]])
 
     def turned(self, one: Arm) -> Array:
-        """Mean of that of the rotation over the run, shape (seed,)."""
-        return self.path(one).mean(1)
+        """Mean of that of the rotation over the measurements of the run, shape (seed,)."""
+        return np.average(self.path(one), 1, counts(self.runs[one.name][0].step, one.recipe.every))
 
     def mean(self, one: Arm, quantity: str, since: float = 0.0) -> Array:
         """Mean over time of ``norm``, ``rotation`` or ``spread`` after the share `since` of the run, shape (seed, layer)."""
