@@ -35,3 +35,9 @@ def _no_stray_random_numbers():
     before = torch.get_rng_state()
     yield
     assert torch.equal(before, torch.get_rng_state()), "a test drew from torch's global generator"
+
+
+@pytest.fixture
+def deterministic(monkeypatch):
+    """Convolutions sum over a batch in one order from run to run."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)

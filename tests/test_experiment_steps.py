@@ -94,7 +94,7 @@ def test_a_due_step_that_is_replayed_is_missing():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("network", ["tiny", "resnet"])
 @pytest.mark.parametrize("optimizer", HYPER)
-def test_graphs_train_as_the_plain_loop_does(data, optimizer, network):
+def test_graphs_train_as_the_plain_loop_does(data, optimizer, network, deterministic):
     recipe = recipe_of(optimizer, 40, network, {"width": 4, "blocks": 1} if network == "resnet" else None)
     cuda, watches = torch.device("cuda"), []
 

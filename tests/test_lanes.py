@@ -335,7 +335,7 @@ def close(one, other):
 
 @pytest.mark.parametrize("network", [pytest.param(name, marks=GPU) for name in ("tiny", "resnet", "resnet18", "gpt")])
 @pytest.mark.parametrize(("optimizer", "rotational"), VARIANTS)
-def test_captured_lanes_train_as_plain_ones(images, text, captures, network, optimizer, rotational):
+def test_captured_lanes_train_as_plain_ones(images, text, captures, network, optimizer, rotational, deterministic):
     data = (text if network == "gpt" else images).to(CUDA)
     scheduled = {} if rotational is None else {"rotation_schedule": "warmup0.2+linear"}
     recipe = recipe_of(optimizer, rotational, network, 30, schedule="warmup0.2+cosine", **scheduled)
@@ -348,7 +348,7 @@ def test_captured_lanes_train_as_plain_ones(images, text, captures, network, opt
 
 
 @pytest.mark.parametrize("network", [pytest.param(name, marks=GPU) for name in ("tiny", "resnet", "gpt")])
-def test_lanes_of_one_graph_give_what_each_gives_alone(images, text, captures, network):
+def test_lanes_of_one_graph_give_what_each_gives_alone(images, text, captures, network, deterministic):
     data = (text if network == "gpt" else images).to(CUDA)
     gain = {"standardized": "gain"} if network == "gpt" else {"imbalance": {"share": 0.5, "factor": 4}}
     recipes = [recipe_of(*variant, network, 30, every=2 + k % 2) for k, variant in enumerate(VARIANTS)]

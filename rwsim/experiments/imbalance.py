@@ -16,7 +16,7 @@ KINDS = ("slower", "both")
 SETTINGS = ((0.5, 10.0), (0.9, 10.0), (0.5, 3.0), (0.75, 10.0), (0.5, 2.0))
 WIDTHS = (0.5, 0.75)
 _JUDGED = (3, 1)
-_LR, _TOTALS = 3e-2, (3.0, 30.0)
+_LR, _TOTALS = 3e-2, (0.3, 30.0)
 _WIDTH = 16
 
 
@@ -36,7 +36,7 @@ def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
         more: dict[str, Any] = {"rotational": {}, "size": {"width": max(1, round(facts["width"] * scale.resnet18.get("width", _WIDTH)))}}
         if facts["kind"] in KINDS:
             more["imbalance"] = {"share": facts["share"], "factor": facts["factor"], "kind": facts["kind"]}
-        for decay in (scale.decay(_LR, total) for total in scale.spaced(*_TOTALS, more=-2)):
+        for decay in (scale.decay(_LR, total) for total in scale.spaced(*_TOTALS, more=-1)):
             yield arm(scale.recipe("resnet18", "adamw", _LR, decay, **more), 1, False, **facts, decay=decay)
 
 
@@ -71,7 +71,7 @@ IMBALANCE = Study(
     "a share of the neurons turns slower, or slower and faster, by a factor: RV-AdamW, decay tuned for each; against narrower networks",
     "the more imbalanced the rotation, the lower the accuracy, whatever the decay",
     "ResNet-18 on CIFAR-10 for 200 epochs, batches of 256, lr 0.1, decay tuned for each setting",
-    "here one of a quarter of the width on Fashion-MNIST trains briefly, with batches of 128 or fewer and 3 decays for each",
+    "here one of a quarter of the width on Fashion-MNIST trains briefly, with batches of 128 or fewer and 4 decays or fewer for each",
     (_search, _best),
     _judge,
 )

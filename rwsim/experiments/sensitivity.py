@@ -20,7 +20,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "one rate a layer": {"per_neuron": False},
 }
 # Network, optimizer, lr, sums of lr times decay over a run: tuned on images, as in the paper; gains.
-TASKS = {"images, SGDM": ("resnet18", "sgdm", 0.5, (4.0, 12.0), False), "text, AdamW": ("gpt", "adamw", 2e-3, (5.0,), "gain")}
+TASKS = {"images, SGDM": ("resnet18", "sgdm", 0.5, (0.4, 1.3, 4.0), False), "text, AdamW": ("gpt", "adamw", 2e-3, (5.0,), "gain")}
 
 
 def _search(scale: Scale, _: Trained) -> Iterator[Arm]:
