@@ -323,14 +323,11 @@ def captures(monkeypatch):
 
 
 def close(one, other):
-    """Sums over a batch are in another order from run to run, which training makes grow: the first steps agree to the rounding."""
-    np.testing.assert_allclose(one.losses[:5], other.losses[:5], rtol=1e-3, atol=1e-3)
-    np.testing.assert_allclose(one.losses, other.losses, rtol=0.1, atol=0.1)
+    """Trained to the bit alike; what is measured of them is summed in whatever order."""
+    assert np.array_equal(one.losses, other.losses) and one.loss == other.loss
     assert np.array_equal(one.step, other.step)
-    np.testing.assert_allclose(one.norm, other.norm, rtol=2e-2)
-    np.testing.assert_allclose(one.rotation[:3], other.rotation[:3], rtol=2e-2, atol=1e-6)
-    np.testing.assert_allclose(one.rotation.mean(), other.rotation.mean(), rtol=0.05)
-    assert abs(one.loss - other.loss) < 0.1
+    np.testing.assert_allclose(one.norm, other.norm, rtol=2e-6)
+    np.testing.assert_allclose(one.rotation, other.rotation, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("network", [pytest.param(name, marks=GPU) for name in ("tiny", "resnet", "resnet18", "gpt")])
@@ -344,7 +341,7 @@ def test_captured_lanes_train_as_plain_ones(images, text, captures, network, opt
     plain = train_lanes([Lane(recipe, 0, final=True)], data, CUDA, graph=False)[0]
     assert len(captures) == 4
     close(captured, plain)
-    assert abs(captured.test_loss - plain.test_loss) < 0.1
+    assert captured.test_loss == plain.test_loss
 
 
 @pytest.mark.parametrize("network", [pytest.param(name, marks=GPU) for name in ("tiny", "resnet", "gpt")])
