@@ -12,7 +12,7 @@ from rwsim.theory.noise import Array
 from rwsim.walk.measure import rotation_angle
 
 # Neurons of a layer that are kept one by one, at most.
-_NEURONS = 64
+NEURONS = 64
 
 
 class Gauge:
@@ -51,7 +51,7 @@ class Gauge:
         )
         counts = np.array([layer.neurons for layer in self.layers])
         firsts = np.cumsum(counts) - counts
-        rows = [first + np.linspace(0, count - 1, min(_NEURONS, count)).round() for first, count in zip(firsts, counts, strict=True)]
+        rows = [first + np.linspace(0, count - 1, min(NEURONS, count)).round() for first, count in zip(firsts, counts, strict=True)]
         self._kept = [len(some) for some in rows]
         device = self._params[0].device
         self._layer_of = torch.from_numpy(np.repeat(np.arange(len(counts)), counts)).to(device)

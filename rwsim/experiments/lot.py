@@ -11,13 +11,11 @@ from rwsim.experiments.data import Data, Order
 from rwsim.experiments.gauge import Gauge
 from rwsim.experiments.models import build
 from rwsim.experiments.step import Graph, Pass
-from rwsim.experiments.train import Recipe, make_optimizer
+from rwsim.experiments.train import LOOK, Recipe, make_optimizer
 from rwsim.rotational import RotationalOptimizer
 from rwsim.theory.factors import schedule_factors
 from rwsim.theory.noise import Array
 
-# Steps between looks at the losses, which make a GPU wait.
-_LOOK = 50
 # A group of an optimizer, the hyperparameter of it that is scheduled, its value at each step.
 _Dial = tuple[dict[str, Any], str, Array]
 
@@ -132,7 +130,7 @@ def go(runs: Sequence[Run], capture: bool) -> Iterator[int]:
             # Now optimizers have their state, and what works without a graph is loaded.
             for graph in (step, *(graph for watch in watches for graph in (watch.before, watch.after))):
                 graph.capture()
-        if (now + 1) % _LOOK == 0 or now + 1 == steps:
+        if (now + 1) % LOOK == 0 or now + 1 == steps:
             yield (now + 1) * len(runs)
             if all(run.diverged(now + 1) for run in runs):
                 return

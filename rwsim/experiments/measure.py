@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn, optim
 
+from rwsim.experiments.gauge import NEURONS
 from rwsim.experiments.models import scale_invariant, weights
 from rwsim.experiments.records import Layer, windows
 from rwsim.experiments.train import Recipe
@@ -17,8 +18,6 @@ from rwsim.probe.quantities import over_neurons
 from rwsim.probe.transient import Track, Transients
 from rwsim.theory.noise import Array
 
-# Neurons of a layer that are watched, at most.
-_NEURONS = 64
 # Spacing of the squared norms that paths start from, in their logarithm.
 _NEAR = 0.02
 MEASURED = (
@@ -51,7 +50,7 @@ class Watch:
     def __init__(self, recipe: Recipe, model: nn.Module, optimizer: optim.Optimizer) -> None:
         self.names = weights(model)
         self.steps = recipe.steps
-        self.probe = DynamicsProbe(model, optimizer, recipe.every, layers=list(self.names.values()), neurons=_NEURONS)
+        self.probe = DynamicsProbe(model, optimizer, recipe.every, layers=list(self.names.values()), neurons=NEURONS)
         invariant = scale_invariant(model)
         found = {layer.name: layer for layer in self.probe.layers}
         self.layers = tuple(Layer(name, found[full].fan_in, found[full].vectors, name in invariant) for name, full in self.names.items())

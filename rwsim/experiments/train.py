@@ -27,7 +27,7 @@ from rwsim.rotational.rate import rotation_rate
 from rwsim.theory.factors import schedule_factors
 
 # Steps after which a loss that is not finite is found: looking makes a GPU wait.
-_LOOK = 50
+LOOK = 50
 OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
     "sgdm": torch.optim.SGD,
     "adamw": torch.optim.AdamW,
@@ -225,7 +225,7 @@ def train(
             else:
                 losses[done] = step.take(done)
             done += 1
-            if done % _LOOK == 0 or done == recipe.steps:
+            if done % LOOK == 0 or done == recipe.steps:
                 _check(losses, looked, done)
                 looked = done
                 if heard is not None:

@@ -227,8 +227,8 @@ def standardize_figure(trained: "Trained") -> Figure:
     _log(right, "y")
     left.legend(fontsize=7, frameon=False)
     _tidy(left, "two seeds", "lr", "validation accuracy (%)")
-    _tidy(middle, f"neurons of {run.layers[k].name}, last fifth", "percentile", QUANTITY_LABELS["rotation"])
-    _tidy(right, f"{run.layers[k].name}: mean and deviation over neurons", "step", QUANTITY_LABELS["rotation"])
+    _tidy(middle, f"one seed: neurons of {run.layers[k].name}, last fifth", "percentile", QUANTITY_LABELS["rotation"])
+    _tidy(right, "one seed: their mean and deviation", "step", QUANTITY_LABELS["rotation"])
     return figure
 
 
