@@ -94,6 +94,7 @@ def _parser() -> Parser:
     add("--batch", type=int, help="sequences; default 8 on the CPU, 32 on CUDA")
     add("--repeats", type=int, default=60)
     add("--steps", type=int, default=10, help="of a repeat, a multiple of 10; short ones in turn meet the same state of the machine")
+    add("--only", nargs="+", choices=TRAININGS, metavar="TRAINING", help=f"of {', '.join(TRAININGS)}; no probe is always there")
     add("--out", type=Path, metavar="FILE.csv", help="write the table there too")
     return parser
 
@@ -115,7 +116,8 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     title = heading(NAME, device, arguments)
     count = sum(param.numel() for param in Training(options.model, 1, torch.device("cpu"), None).model.parameters())
     print(f"{title}\n{options.model}: {count:,} parameters, batch {options.batch}; {options.repeats} repeats of {options.steps} steps\n")
-    timings = {name: _built(options, device, given) for name, given in TRAININGS.items()}
+    only = {"no probe", *(options.only or TRAININGS)}
+    timings = {name: _built(options, device, given) for name, given in TRAININGS.items() if name in only}
     going = list(timings.values())
     for turn in range(options.repeats):
         for number in range(len(going)):

@@ -25,6 +25,12 @@ def test_table_and_file(tmp_path, capsys):
     assert all(float(row["low"]) <= float(row["ratio"]) <= float(row["high"]) for row in rows.values())
 
 
+def test_only_some(capsys):
+    assert main([*TINY, "--only", "every=10"]) == 0
+    text = capsys.readouterr().out
+    assert [name for name in TRAININGS if f"\n{name} " in text] == ["no probe", "every=10"]
+
+
 def test_the_interval_holds_the_median_as_often_as_it_says():
     draws = np.sort(np.random.default_rng(0).standard_exponential((4000, 60)), axis=1)
     held = np.mean([low <= math.log(2) <= high for low, high in map(interval, draws.tolist())])
