@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rwsim.probe.factors import Turned, factors, nodes
 from rwsim.probe.history import History
 from rwsim.probe.layers import Layer
 from rwsim.probe.predict import Theory
@@ -133,6 +134,31 @@ class Reading:
             "effective_norm": over_neurons(effective.norm, "rms"), "effective_rotation": over_neurons(effective.rotation, "mean"),
             "corrected_norm": over_neurons(norm, "rms"), "corrected_rotation": over_neurons(rotation, "mean"),
         }  # fmt: skip
+
+    def bursts(self, part: slice) -> float:
+        """What gradients of varying length make of the rotation; see `Theory.bursts`."""
+        if self.theory is None or self.turning or not len(self.steps[part]) or "lr" not in self.hyper:
+            return math.nan
+        last = {name: values[part][-1:] for name, values in self.hyper.items()}
+        return self.theory.bursts(last, nodes(self.found["grad_norm"][part] ** 2))
+
+    def factors(self, part: slice) -> dict[str, float]:
+        """What the rotation at some of the measured steps is off by; see `rwsim.probe.factors`. Empty without a prediction, and of Adam+l2,
+        whose decay is another for every coordinate."""
+        theory, steps = self.theory, self.steps[part]
+        if theory is None or theory.kind == "coupled" or self.turning or len(steps) < 2 or "weight_decay" not in self.hyper:
+            return {}
+        hyper = {name: values[part] for name, values in self.hyper.items()}
+        found = {name: values[part] for name, values in self.found.items()}
+        sq, ln_norm = found["rotation"] ** 2, over_neurons(found["ln_norm"], "mean")
+        with np.errstate(all="ignore"):
+            ratio = float(np.nanmean(found["lambda_u"] / hyper["weight_decay"][:, None]))
+        turned = Turned(
+            float(np.nanmean(found["rotation"])), float(np.nanmean(np.sqrt(np.nanmean(sq, 0)))), float(np.nanmean(sq)),
+            float(np.nanmean(found["idle"])), ratio, 2 * float(ln_norm[-1] - ln_norm[0]) / float(steps[-1] - steps[0]), self.bursts(part),
+        )  # fmt: skip
+        predicted = float(np.nanmean(self.forecast(part)["predicted_rotation"]))
+        return factors(turned, predicted, *(float(values.mean()) for values in (theory.decay(hyper), theory.passed(hyper))))
 
     def along(self, values: Array) -> Array:
         """A measured series at every step of the run: between measured steps on a line."""
