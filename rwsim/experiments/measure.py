@@ -13,7 +13,7 @@ from rwsim.experiments.records import Layer, windows
 from rwsim.experiments.train import Recipe
 from rwsim.probe import DynamicsProbe
 from rwsim.probe.predict import Theory
-from rwsim.probe.quantities import over_neurons
+from rwsim.probe.quantities import over_neurons, running
 from rwsim.probe.transient import Track, Transients
 from rwsim.theory.noise import Array
 
@@ -23,6 +23,7 @@ _NEURONS = 64
 _NEAR = 0.02
 MEASURED = (
     "norm", "rotation", "rotation_sq", "rms_update", "grad_norm", "weight_grad_angle", "momentum_grad_angle", "scaled_grad",
+    "neuron_rotation", "ln_norm", "idle", "bursts",
 )  # fmt: skip
 # Of the probe: equilibrium, and corrected for what was measured of the gradients.
 PREDICTED = (
@@ -75,7 +76,12 @@ class Watch:
         step = np.array(self.probe.steps, dtype=np.int64)
         for full in self.names.values():
             reading = self.probe.read(full)
-            measured = {**reading.measured, "rotation_sq": over_neurons(reading.found["rotation"] ** 2, "mean")}
+            found, half = reading.found, slice(len(step) // 2, None)
+            measured = {**reading.measured, **{name: over_neurons(found[name], "mean") for name in ("ln_norm", "idle")}}
+            measured["rotation_sq"] = over_neurons(found["rotation"] ** 2, "mean")
+            # Of each neuron over the recent past, then over neurons: see `rwsim.probe.factors`.
+            measured["neuron_rotation"] = over_neurons(np.sqrt(running(found["rotation"] ** 2, self.probe.average)[0]), "mean")
+            measured["bursts"] = np.full(len(step), reading.bursts(half))
             for name in MEASURED:
                 columns[name].append(measured[name])
             for name in PREDICTED:

@@ -137,7 +137,7 @@ class Reading:
 
     def bursts(self, part: slice) -> float:
         """What gradients of varying length make of the rotation; see `Theory.bursts`."""
-        if self.theory is None or self.turning or not len(self.steps[part]) or "lr" not in self.hyper:
+        if self.theory is None or self.turning or not len(self.steps[part]) or not {"lr", "weight_decay"} <= self.hyper.keys():
             return math.nan
         last = {name: values[part][-1:] for name, values in self.hyper.items()}
         return self.theory.bursts(last, nodes(self.found["grad_norm"][part] ** 2))
