@@ -17,7 +17,7 @@ from rwsim.theory.noise import Array
 OF_ROTATION = "rotation x "
 # Departures of the median that are worth naming.
 _WORTH = 0.01
-_NEEDED = ("neuron_rotation", "ln_norm", "idle", "bursts")
+_NEEDED = ("ln_norm", "idle", "bursts", "neurons")
 
 
 def gap_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row]:
@@ -37,8 +37,8 @@ def gap_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row]:
         means = {name: float(value[some].mean()) for name, value in values.items()}
         grown = values["ln_norm"][some].mean(0)
         turned = Turned(
-            means["rotation"], means["neuron_rotation"], means["rotation_sq"], means["idle"], means["lambda_ratio"],
-            2 * float(grown[-1] - grown[0]) / span, means["bursts"],
+            means["rotation"], means["rotation_sq"], means["idle"], means["lambda_ratio"], 2 * float(grown[-1] - grown[0]) / span,
+            means["bursts"], means["neurons"],
         )  # fmt: skip
         return factors(turned, means["path_rotation"], taken, passed)
 
@@ -53,18 +53,24 @@ def gap_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row]:
 
 def gap_says(rows: Sequence[Row]) -> str:
     """Which assumptions make layers turn other than predicted, by the medians of their factors."""
-    known = {name: np.array([one.error for one in rows if one.quantity == OF_ROTATION + name and np.isfinite(one.error)]) for name in FACTORS}
-    if not all(len(errors) for errors in known.values()):
+    known = {name: _errors(rows, OF_ROTATION + name) for name in FACTORS}
+    layers = sorted(set.intersection(*(set(errors) for errors in known.values())))
+    if not layers:
         return ""
-    layers = {one.layer: one.error for one in rows if one.quantity == "rotation" and one.invariant}
-    off = np.array([layers[one.layer] for one in rows if one.quantity == OF_ROTATION + "memory" and np.isfinite(one.error)])
-    parts = [_part(name, errors) for name, errors in known.items() if abs(np.median(errors)) > _WORTH or np.abs(errors).max() > 3 * _WORTH]
+    turned = _errors(rows, "rotation")
+    parts = [part for name in FACTORS if (part := _part(name, np.array([known[name][layer] for layer in layers])))]
     return (
-        f"What rotations are off by, {percent(float(np.median(off)))} in the median of {len(off)} layers, is exactly the product of factors, each of an "
-        f"assumption: {'; '.join(parts) or 'none is off by more than 1 % in the median, nor by more than 3 % anywhere'}."
+        f"What rotations are off by, {percent(float(np.median([turned[layer] for layer in layers])))} in the median of {len(layers)} layers, "
+        f"is the product of these factors, here their medians: {'; '.join(parts) or 'none by more than 1 %, nor by more than 3 % anywhere'}."
     )
 
 
+def _errors(rows: Sequence[Row], quantity: str) -> dict[str, float]:
+    return {one.layer: one.error for one in rows if one.quantity == quantity and one.invariant and np.isfinite(one.error)}
+
+
 def _part(name: str, errors: Array) -> str:
-    worst = float(errors[np.abs(errors).argmax()])
-    return f"{name} {percent(float(np.median(errors)))} (at most {percent(worst)}; that {FACTORS[name]})"
+    middle, worst = float(np.median(errors)), float(errors[np.abs(errors).argmax()])
+    if abs(middle) <= _WORTH and abs(worst) <= 3 * _WORTH:
+        return ""
+    return f"{name} {percent(middle)} (at most {percent(worst)}), where not true that {FACTORS[name]}"

@@ -13,7 +13,7 @@ from rwsim.experiments.records import Layer, windows
 from rwsim.experiments.train import Recipe
 from rwsim.probe import DynamicsProbe
 from rwsim.probe.predict import Theory
-from rwsim.probe.quantities import over_neurons, running
+from rwsim.probe.quantities import over_neurons
 from rwsim.probe.transient import Track, Transients
 from rwsim.theory.noise import Array
 
@@ -23,7 +23,7 @@ _NEURONS = 64
 _NEAR = 0.02
 MEASURED = (
     "norm", "rotation", "rotation_sq", "rms_update", "grad_norm", "weight_grad_angle", "momentum_grad_angle", "scaled_grad",
-    "neuron_rotation", "ln_norm", "idle", "bursts",
+    "ln_norm", "idle", "bursts", "neurons",
 )  # fmt: skip
 # Of the probe: equilibrium, and corrected for what was measured of the gradients.
 PREDICTED = (
@@ -79,9 +79,10 @@ class Watch:
             found, half = reading.found, slice(len(step) // 2, None)
             measured = {**reading.measured, **{name: over_neurons(found[name], "mean") for name in ("ln_norm", "idle")}}
             measured["rotation_sq"] = over_neurons(found["rotation"] ** 2, "mean")
-            # Of each neuron over the recent past, then over neurons: see `rwsim.probe.factors`.
-            measured["neuron_rotation"] = over_neurons(np.sqrt(running(found["rotation"] ** 2, self.probe.average)[0]), "mean")
-            measured["bursts"] = np.full(len(step), reading.bursts(half))
+            # Distributions over time, of the second half of the run; see `rwsim.probe.factors`.
+            measured |= {
+                name: np.full(len(step), value) for name, value in (("bursts", reading.bursts(half)), ("neurons", reading.alike(half)))
+            }
             for name in MEASURED:
                 columns[name].append(measured[name])
             for name in PREDICTED:

@@ -114,7 +114,9 @@ def _gaps(axes: list[Axes], cases: list[str], rows: "list[Row]") -> None:
         for at, name in enumerate(FACTORS):
             errors = finite(np.array([row.error for row in rows if row.case == case and row.quantity == OF_ROTATION + name]))
             if len(errors):
-                axis.scatter(at + np.linspace(-0.25, 0.25, len(errors)), np.clip(errors, -_GAP, _GAP), s=7, color=COLORS[0], alpha=0.7, lw=0)
+                axis.scatter(
+                    at + np.linspace(-0.25, 0.25, len(errors)), np.clip(errors, -_GAP, _GAP), s=7, color=COLORS[0], alpha=0.7, lw=0
+                )
                 axis.hlines(np.median(errors), at - 0.35, at + 0.35, color="black", lw=1.4)
         axis.axhline(0, color="black", lw=0.9, ls="--")
         axis.set_xticks(range(len(FACTORS)), list(FACTORS), rotation=60, fontsize=7)

@@ -53,21 +53,21 @@ class Turned:
 
     Attributes:
         rotation: Mean of r, radians.
-        neuron_rotation: Mean over neurons of the root mean square of r.
         rotation_sq: Mean of r^2.
         idle: Share without any gradient.
         lambda_ratio: lambda_u over lambda.
         growth: gamma, of ln ||w||^2 a step: the mean over neurons, so that those which fade away count like others.
         bursts: See `rwsim.probe.predict.Theory.bursts`.
+        neurons: Mean over neurons of the root mean square of r, over the root mean square of all.
     """
 
     rotation: float
-    neuron_rotation: float
     rotation_sq: float
     idle: float
     lambda_ratio: float
     growth: float
     bursts: float = 1.0
+    neurons: float = 1.0
 
 
 def factors(of: Turned, predicted: float, taken: float, passed: float = 1.0) -> dict[str, float]:
@@ -80,7 +80,7 @@ def factors(of: Turned, predicted: float, taken: float, passed: float = 1.0) -> 
         passed: Share of lambda_u that acts (`rwsim.probe.predict.Theory.passed`).
 
     Example:
-        >>> half = Turned(rotation=0.005, neuron_rotation=0.005, rotation_sq=5e-5, idle=0.5, lambda_ratio=0.0, growth=-1e-4)
+        >>> half = Turned(rotation=0.005, rotation_sq=5e-5, idle=0.5, lambda_ratio=0.0, growth=-1e-4, neurons=0.5**0.5)
         >>> {name: round(value, 3) for name, value in factors(half, predicted=0.01, taken=1e-4).items() if abs(value - 1) > 1e-9}
         {'idle': 0.707, 'neurons': 0.707}
     """
@@ -90,7 +90,7 @@ def factors(of: Turned, predicted: float, taken: float, passed: float = 1.0) -> 
         growth = 1 + (of.growth + 2 * taken * of.idle) / (2 * taken * live * radial)
         found = {
             "idle": np.sqrt(live), "radial": np.sqrt(radial), "growth": np.sqrt(growth), "bursts": np.float64(of.bursts),
-            "neurons": of.neuron_rotation / np.float64(rms), "steps": of.rotation / np.float64(of.neuron_rotation),
+            "neurons": np.float64(of.neurons), "steps": of.rotation / np.float64(rms) / of.neurons,
         }  # fmt: skip
         found["memory"] = of.rotation / predicted / np.prod(list(found.values()))
     return {name: float(found[name]) for name in FACTORS}

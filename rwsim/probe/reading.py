@@ -142,6 +142,11 @@ class Reading:
         last = {name: values[part][-1:] for name, values in self.hyper.items()}
         return self.theory.bursts(last, nodes(self.found["grad_norm"][part] ** 2))
 
+    def alike(self, part: slice) -> float:
+        """Mean over neurons of the root mean square of their rotation, over that of all."""
+        own = np.sqrt(over_neurons((self.found["rotation"][part] ** 2).T, "mean"))
+        return float(over_neurons(own, "mean") / over_neurons(own, "rms"))
+
     def factors(self, part: slice) -> dict[str, float]:
         """What the rotation at some of the measured steps is off by; see `rwsim.probe.factors`. Empty without a prediction, and of Adam+l2,
         whose decay is another for every coordinate."""
@@ -150,12 +155,12 @@ class Reading:
             return {}
         hyper = {name: values[part] for name, values in self.hyper.items()}
         found = {name: values[part] for name, values in self.found.items()}
-        sq, ln_norm = found["rotation"] ** 2, over_neurons(found["ln_norm"], "mean")
+        ln_norm = over_neurons(found["ln_norm"], "mean")
         with np.errstate(all="ignore"):
             ratio = float(np.nanmean(found["lambda_u"] / hyper["weight_decay"][:, None]))
         turned = Turned(
-            float(np.nanmean(found["rotation"])), float(np.nanmean(np.sqrt(np.nanmean(sq, 0)))), float(np.nanmean(sq)),
-            float(np.nanmean(found["idle"])), ratio, 2 * float(ln_norm[-1] - ln_norm[0]) / float(steps[-1] - steps[0]), self.bursts(part),
+            float(np.nanmean(found["rotation"])), float(np.nanmean(found["rotation"] ** 2)), float(np.nanmean(found["idle"])), ratio,
+            2 * float(ln_norm[-1] - ln_norm[0]) / float(steps[-1] - steps[0]), self.bursts(part), self.alike(part),
         )  # fmt: skip
         predicted = float(np.nanmean(self.forecast(part)["predicted_rotation"]))
         return factors(turned, predicted, *(float(values.mean()) for values in (theory.decay(hyper), theory.passed(hyper))))
