@@ -62,7 +62,7 @@ def test_neurons_without_gradients(rule, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("rule", "every"), [("sgdm", 10), *(pytest.param(*one, marks=pytest.mark.slow) for one in (("adamw", 10), ("lion", 2)))]
+    ("rule", "every"), [("sgdm", 10), pytest.param("adamw", 10, marks=pytest.mark.slow), pytest.param("lion", 2, marks=pytest.mark.slow)]
 )
 def test_a_radial_gradient(rule, every):
     mu = {"sgdm": 0.01, "adamw": 0.1 * 0.012, "lion": 0.6 * 0.004}[rule]

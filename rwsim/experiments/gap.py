@@ -58,10 +58,11 @@ def gap_says(rows: Sequence[Row]) -> str:
     if not layers:
         return ""
     turned = _errors(rows, "rotation")
+    off = float(np.median([turned[layer] for layer in layers]))
     parts = [part for name in FACTORS if (part := _part(name, np.array([known[name][layer] for layer in layers])))]
     return (
-        f"What rotations are off by, {percent(float(np.median([turned[layer] for layer in layers])))} in the median of {len(layers)} layers, "
-        f"is the product of these factors, here their medians: {'; '.join(parts) or 'none by more than 1 %, nor by more than 3 % anywhere'}."
+        f"What rotations are off by, {percent(off)} in the median of {len(layers)} layers, is the product of factors; in the median "
+        f"{'; '.join(parts) or 'none is off by more than 1 %, and nowhere by more than 3 %'}."
     )
 
 
@@ -73,4 +74,4 @@ def _part(name: str, errors: Array) -> str:
     middle, worst = float(np.median(errors)), float(errors[np.abs(errors).argmax()])
     if abs(middle) <= _WORTH and abs(worst) <= 3 * _WORTH:
         return ""
-    return f"{name} {percent(middle)} (at most {percent(worst)}), where not true that {FACTORS[name]}"
+    return f"{name} {percent(middle)} (at most {percent(worst)}): that {FACTORS[name]} does not hold"

@@ -80,9 +80,8 @@ class Watch:
             measured = {**reading.measured, **{name: over_neurons(found[name], "mean") for name in ("ln_norm", "idle")}}
             measured["rotation_sq"] = over_neurons(found["rotation"] ** 2, "mean")
             # Distributions over time, of the second half of the run; see `rwsim.probe.factors`.
-            measured |= {
-                name: np.full(len(step), value) for name, value in (("bursts", reading.bursts(half)), ("neurons", reading.alike(half)))
-            }
+            for name, value in (("bursts", reading.bursts(half)), ("neurons", reading.alike(half))):
+                measured[name] = np.full(len(step), value)
             for name in MEASURED:
                 columns[name].append(measured[name])
             for name in PREDICTED:

@@ -76,10 +76,10 @@ def dynamics_figure(result: "Result") -> Figure:
     records = result.records
     shown = [row for row in result.findings.rows if row.quantity.startswith(OF_ROTATION)]
     figure = plt.figure(figsize=(2.9 * len(records) + 0.8, 11.2 if shown else 8.6), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(8.6, 2.6)) if shown else (figure, None)
+    above, *below = figure.subfigures(2, 1, height_ratios=(8.6, 2.6), squeeze=False)[:, 0] if shown else (figure,)
     axes = above.subplots(4, len(records), squeeze=False, sharex="col")
-    if below is not None:
-        _gaps(list(below.subplots(1, len(records), squeeze=False, sharey=True)[0]), list(records), shown)
+    for part in below:
+        _gaps(list(part.subplots(1, len(records), squeeze=False, sharey=True)[0]), list(records), shown)
     for column, (case, series) in enumerate(records.items()):
         at, mean = _middle(series), {name: value.mean(0) for name, value in series.values.items()}
         norms, turns, norm_off, turn_off = axes[:, column]
@@ -114,9 +114,8 @@ def _gaps(axes: list[Axes], cases: list[str], rows: "list[Row]") -> None:
         for at, name in enumerate(FACTORS):
             errors = finite(np.array([row.error for row in rows if row.case == case and row.quantity == OF_ROTATION + name]))
             if len(errors):
-                axis.scatter(
-                    at + np.linspace(-0.25, 0.25, len(errors)), np.clip(errors, -_GAP, _GAP), s=7, color=COLORS[0], alpha=0.7, lw=0
-                )
+                beside = at + np.linspace(-0.25, 0.25, len(errors))
+                axis.scatter(beside, np.clip(errors, -_GAP, _GAP), s=7, color=COLORS[0], alpha=0.7, lw=0)
                 axis.hlines(np.median(errors), at - 0.35, at + 0.35, color="black", lw=1.4)
         axis.axhline(0, color="black", lw=0.9, ls="--")
         axis.set_xticks(range(len(FACTORS)), list(FACTORS), rotation=60, fontsize=7)
