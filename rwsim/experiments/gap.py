@@ -40,7 +40,9 @@ def gap_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row]:
             means["rotation"], means["rotation_sq"], means["idle"], means["lambda_ratio"], 2 * float(grown[-1] - grown[0]) / span,
             means["bursts"], means["neurons"],
         )  # fmt: skip
-        return factors(turned, means["path_rotation"], taken, passed)
+        found = factors(turned, means["predicted_rotation"], taken, passed)
+        # The path itself may be off its equilibrium: that growth was predicted.
+        return found | {"growth": found["growth"] * means["predicted_rotation"] / means["path_rotation"]}
 
     seeds = len(series.seeds)
     each = [of(slice(s, s + 1)) for s in range(seeds)]
