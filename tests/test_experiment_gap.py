@@ -23,7 +23,8 @@ def records(invariant=True, **changed):
     turned = 0.005 * (1 + 0.1 * (-1.0) ** np.arange(len(STEP)))[None, :, None] * np.array([0.99, 1.01])[:, None, None]
     values = {name: np.full(shape, float(value)) for name, value in {
         "norm": 1.0, "path_norm": 1.0, "corrected_norm": 1.0, "path_rotation": 0.0102, "predicted_rotation": 0.01,
-        "corrected_rotation": 0.01, "predicted_norm": 1.0, "lambda_ratio": 0.0, "rms_update": 1.0, "predicted_rms_update": 1.0, "scaled_grad": 1.0,
+        "corrected_rotation": 0.01, "predicted_norm": 1.0, "lambda_ratio": 0.0, "rms_update": 1.0, "predicted_rms_update": 1.0,
+        "scaled_grad": 1.0,
         "momentum_grad_angle": math.pi / 2, "idle": 0.5, "bursts": 1.0, "neurons": math.sqrt(0.5),
     }.items()}  # fmt: skip
     values |= {"rotation": turned, "rotation_sq": 2 * turned**2, "ln_norm": np.broadcast_to(-0.5e-3 * STEP[None, :, None], shape)}

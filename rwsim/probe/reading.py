@@ -41,6 +41,10 @@ TRANSIENTS: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
+def _mean(values: Array) -> float:
+    return float(over_neurons(np.ravel(values)[None], "mean")[0])
+
+
 class Reading:
     """One layer of a history.
 
@@ -157,12 +161,11 @@ class Reading:
         found = {name: values[part] for name, values in self.found.items()}
         ln_norm = over_neurons(found["ln_norm"], "mean")
         with np.errstate(all="ignore"):
-            ratio = float(np.nanmean(found["lambda_u"] / hyper["weight_decay"][:, None]))
-        turned = Turned(
-            float(np.nanmean(found["rotation"])), float(np.nanmean(found["rotation"] ** 2)), float(np.nanmean(found["idle"])), ratio,
-            2 * float(ln_norm[-1] - ln_norm[0]) / float(steps[-1] - steps[0]), self.bursts(part), self.alike(part),
-        )  # fmt: skip
-        predicted = float(np.nanmean(self.forecast(part)["predicted_rotation"]))
+            ratios = found["lambda_u"] / hyper["weight_decay"][:, None]
+            means = (_mean(values) for values in (found["rotation"], found["rotation"] ** 2, found["idle"], ratios))
+            growth = 2 * float(ln_norm[-1] - ln_norm[0]) / float(steps[-1] - steps[0])
+        turned = Turned(*means, growth, self.bursts(part), self.alike(part))
+        predicted = _mean(self.forecast(part)["predicted_rotation"])
         return factors(turned, predicted, *(float(values.mean()) for values in (theory.decay(hyper), theory.passed(hyper))))
 
     def along(self, values: Array) -> Array:
