@@ -38,7 +38,7 @@ FACTORS: Mapping[str, str] = MappingProxyType(
         "radial": "gradients are orthogonal to the weights",
         "growth": "norms are in equilibrium, neuron by neuron",
         "bursts": "gradients of a neuron have one length",
-        "memory": "gradients are uncorrelated in time",
+        "memory": "updates agree with earlier ones as those of uncorrelated gradients do",
         "neurons": "neurons turn alike",
         "steps": "steps turn alike",
     }
