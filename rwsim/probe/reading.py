@@ -162,9 +162,9 @@ class Reading:
         ln_norm = over_neurons(found["ln_norm"], "mean")
         with np.errstate(all="ignore"):
             ratios = found["lambda_u"] / hyper["weight_decay"][:, None]
-            means = (_mean(values) for values in (found["rotation"], found["rotation"] ** 2, found["idle"], ratios))
+            turn, turn_sq, idle, ratio = (_mean(values) for values in (found["rotation"], found["rotation"] ** 2, found["idle"], ratios))
             growth = 2 * float(ln_norm[-1] - ln_norm[0]) / float(steps[-1] - steps[0])
-        turned = Turned(*means, growth, self.bursts(part), self.alike(part))
+        turned = Turned(turn, turn_sq, idle, ratio, growth, self.bursts(part), self.alike(part))
         predicted = _mean(self.forecast(part)["predicted_rotation"])
         return factors(turned, predicted, *(float(values.mean()) for values in (theory.decay(hyper), theory.passed(hyper))))
 
