@@ -65,14 +65,18 @@ NEURONS, FAN_IN = 128, 64
 
 
 def walk(
-    rule: str, steps: int, seed: int = 0, radial: float = 0.0, drift: float = 0.0, uneven: float = 0.0, **options: Any
-) -> DynamicsProbe:
+    rule: str, steps: int, seed: int = 0, radial: float = 0.0, drift: float = 0.0, uneven: float = 0.0, bursts: float = 0.0,
+    idle: int = 0, melt: float = 0.0, **options: Any,
+) -> DynamicsProbe:  # fmt: skip
     """Random gradients orthogonal to each neuron and inverse to its norm (scale invariance), through a real optimizer.
 
     Args:
         radial: mu of a gradient mu w on top: what an l2 term of strength mu in the loss adds.
         drift: Correlation of a gradient with the one before it.
         uneven: Deviation of the logarithms of the coordinates' scales.
+        bursts: Deviation of the logarithms of a neuron's gradient lengths from step to step.
+        idle: Neurons that have no gradient.
+        melt: What lr loses of itself, and the decay gains, a step: the product stays.
     """
     model = Weight(NEURONS, FAN_IN, size=START[rule] / FAN_IN**0.5, seed=seed, dtype=torch.float32)
     optimizer, generator = WALKS[rule]([model.weight]), seeded(100 + seed)
@@ -85,8 +89,12 @@ def walk(
             norm_sq = (weight * weight).sum(1, keepdim=True)
             scaled = scale * noise
             across = scaled - (scaled * weight).sum(1, keepdim=True) / norm_sq * weight
-            model.weight.grad = 0.01 * across / norm_sq.sqrt() + radial * weight
+            length = (bursts * torch.randn(NEURONS, 1, generator=generator)).exp() if bursts else torch.ones(NEURONS, 1)
+            length[:idle] = 0
+            model.weight.grad = 0.01 * length * across / norm_sq.sqrt() + radial * weight
             optimizer.step()
+            for group in optimizer.param_groups:
+                group["lr"], group["weight_decay"] = group["lr"] * (1 - melt), group["weight_decay"] / (1 - melt)
     return probe
 
 

@@ -63,8 +63,8 @@ def test_one_step_by_hand(rule):
     else:
         assert found["scaled_grad"].isnan().all()
     if rule == "lion":
-        argument = 0.9 * buffer + 0.1 * g
-        radial = radial * argument.abs().sum(1) / argument.square().sum(1)
+        argument_sq = 0.9**2 * buffer.square().sum(1) + 0.1**2 * g.square().sum(1)  # whatever they have in common
+        radial = (w * g.sign()).sum(1) * g.norm(dim=1) / argument_sq.sqrt()
     close(found["lambda_u"], radial / norm_sq)
     change = after - w
     # What a decay takes off in all, and how much of that the step has in common with the decay's past, 0.9^2/(1 - 0.9^2).

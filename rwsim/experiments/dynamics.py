@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rwsim.experiments.case import Case, Config, Experiment
 from rwsim.experiments.findings import Findings, Row
+from rwsim.experiments.gap import gap_rows, gap_says
 from rwsim.experiments.records import Records, Series
 from rwsim.experiments.says import analysed, counted, shown
 from rwsim.experiments.settled import path_rows, settled_rows, transient_end
@@ -48,7 +49,7 @@ _SMOKE = Config(
 
 def _rows(case: Case, series: Series, k: int) -> list[Row]:
     end = transient_end(series, k)
-    return [*settled_rows(case, series, k, end), *path_rows(case, series, k, slice(end))]
+    return [*settled_rows(case, series, k, end), *gap_rows(case, series, k, end), *path_rows(case, series, k, slice(end))]
 
 
 def _says(own: list[Row]) -> Iterator[str]:
@@ -57,6 +58,7 @@ def _says(own: list[Row]) -> Iterator[str]:
         ("rotation path", "rotation on the way within 10 %"), ("norm path", "norm on the way within 10 %"),
     ):  # fmt: skip
         yield counted([row for row in own if row.quantity == quantity and row.invariant], claim)
+    yield gap_says(own)
     yield shown([row for row in own if row.quantity == "rotation" and not row.invariant])
 
 

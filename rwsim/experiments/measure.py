@@ -22,6 +22,7 @@ from rwsim.theory.noise import Array
 _NEAR = 0.02
 MEASURED = (
     "norm", "rotation", "rotation_sq", "rms_update", "grad_norm", "weight_grad_angle", "momentum_grad_angle", "scaled_grad",
+    "ln_norm", "idle", "bursts", "neurons",
 )  # fmt: skip
 # Of the probe: equilibrium, and corrected for what was measured of the gradients.
 PREDICTED = (
@@ -74,7 +75,12 @@ class Watch:
         step = np.array(self.probe.steps, dtype=np.int64)
         for full in self.names.values():
             reading = self.probe.read(full)
-            measured = {**reading.measured, "rotation_sq": over_neurons(reading.found["rotation"] ** 2, "mean")}
+            found, half = reading.found, slice(len(step) // 2, None)
+            measured = {**reading.measured, **{name: over_neurons(found[name], "mean") for name in ("ln_norm", "idle")}}
+            measured["rotation_sq"] = over_neurons(found["rotation"] ** 2, "mean")
+            # Distributions over time, of the second half of the run; see `rwsim.probe.factors`.
+            for name, value in (("bursts", reading.bursts(half)), ("neurons", reading.alike(half))):
+                measured[name] = np.full(len(step), value)
             for name in MEASURED:
                 columns[name].append(measured[name])
             for name in PREDICTED:

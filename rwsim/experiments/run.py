@@ -110,6 +110,7 @@ class Found:
 class Result(Found):
     """What an experiment measured and what it says."""
 
+    findings: "Findings"
     records: Records
 
 

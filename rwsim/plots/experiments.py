@@ -10,9 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from rwsim.experiments.gap import OF_ROTATION
 from rwsim.plots.style import COLORS, QUANTITY_LABELS, finite, number, percent
+from rwsim.probe.factors import FACTORS
 
 if TYPE_CHECKING:
+    from rwsim.experiments.findings import Row
     from rwsim.experiments.records import Series
     from rwsim.experiments.run import Result
 
@@ -21,6 +24,8 @@ _MOST = 5
 _GREY = "0.6"
 # Windows of a running mean.
 _SMOOTH = 5
+# Factors of a rotation that are off by more are drawn at the edge.
+_GAP = 0.4
 
 
 def save_experiment(result: "Result", folder: Path) -> Path:
@@ -67,9 +72,14 @@ def _error_axis(axis: Axes, band: float) -> None:
 
 def dynamics_figure(result: "Result") -> Figure:
     """A column a case, mean over seeds: norms of some layers and rotations of all, the predicted path dashed, and what norm and rotation
-    are off by, with bands. Grey: layers that are not scale-invariant."""
+    are off by, with bands. Grey: layers that are not scale-invariant. Below: the factors of which rotations in equilibrium are off."""
     records = result.records
-    figure, axes = plt.subplots(4, len(records), figsize=(2.9 * len(records) + 0.8, 8.6), squeeze=False, sharex="col", layout="constrained")
+    shown = [row for row in result.findings.rows if row.quantity.startswith(OF_ROTATION)]
+    figure = plt.figure(figsize=(2.9 * len(records) + 0.8, 11.2 if shown else 8.6), layout="constrained")
+    above, *below = figure.subfigures(2, 1, height_ratios=(8.6, 2.6), squeeze=False)[:, 0] if shown else (figure,)
+    axes = above.subplots(4, len(records), squeeze=False, sharex="col")
+    for part in below:
+        _gaps(list(part.subplots(1, len(records), squeeze=False, sharey=True)[0]), list(records), shown)
     for column, (case, series) in enumerate(records.items()):
         at, mean = _middle(series), {name: value.mean(0) for name, value in series.values.items()}
         norms, turns, norm_off, turn_off = axes[:, column]
@@ -96,6 +106,24 @@ def dynamics_figure(result: "Result") -> Figure:
     for axis, label in zip(axes[:, 0], labels, strict=True):
         axis.set_ylabel(label, fontsize=9)
     return figure
+
+
+def _gaps(axes: list[Axes], cases: list[str], rows: "list[Row]") -> None:
+    """Each factor of each case's settled layers, a dot a layer; a bar is the median."""
+    for axis, case in zip(axes, cases, strict=True):
+        for at, name in enumerate(FACTORS):
+            errors = finite(np.array([row.error for row in rows if row.case == case and row.quantity == OF_ROTATION + name]))
+            if len(errors):
+                beside = at + np.linspace(-0.25, 0.25, len(errors))
+                axis.scatter(beside, np.clip(errors, -_GAP, _GAP), s=7, color=COLORS[0], alpha=0.7, lw=0)
+                axis.hlines(np.median(errors), at - 0.35, at + 0.35, color="black", lw=1.4)
+        axis.axhline(0, color="black", lw=0.9, ls="--")
+        axis.set_xticks(range(len(FACTORS)), list(FACTORS), rotation=60, fontsize=7)
+        axis.set_ylim(-1.05 * _GAP, 1.05 * _GAP)
+        axis.yaxis.set_major_formatter(FuncFormatter(percent))
+        axis.tick_params(labelsize=7)
+        axis.grid(alpha=0.25, lw=0.6, axis="y")
+    axes[0].set_ylabel("rotation: off by,\nfactor by factor", fontsize=9)
 
 
 def transients_figure(result: "Result") -> Figure:

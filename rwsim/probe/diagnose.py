@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rwsim.errors import InvalidArgument
+from rwsim.probe.factors import FACTORS
 from rwsim.probe.quantities import over_neurons
 from rwsim.probe.reading import Reading
 from rwsim.probe.transient import Transients
@@ -22,6 +23,8 @@ _MOVES, _SIGMAS = 0.02, 4.0
 _OFF = 0.05
 # Neurons whose rotation spreads by more, relative and beyond the error of each, are imbalanced.
 _SPREAD = 0.2
+# A factor of its rotation that is off by more is named.
+_FACTOR = 0.02
 # An assumption fails where it is off by more: lambda_u over lambda, cosine of momentum and gradient, mean square of g/sqrt(v), mean over
 # RMS rotation.
 _RADIAL, _COSINE, _SCALED, _UNEVEN = 0.1, 0.05, 0.1, 0.03
@@ -44,6 +47,7 @@ class Row:
         pace: ``as predicted``, ``too fast``, ``too slow`` or ``undecided``, against the plain prediction.
         spread: Standard deviation over neurons of their mean rotation, relative, what their own errors explain taken out; NaN if unknown.
         fails: Assumption -> how it fails, in words.
+        factors: What the rotation is off by; see `rwsim.probe.factors`. Empty without a prediction.
         lambda_ratio, momentum_cosine, scaled_grad_sq: Means of lambda_u/lambda, of the cosine of momentum and gradient, and of
             ||g/sqrt(v)||^2/C; NaN where they do not apply.
     """
@@ -62,6 +66,7 @@ class Row:
     pace: str
     spread: float
     fails: Mapping[str, str]
+    factors: Mapping[str, float]
     lambda_ratio: float
     momentum_cosine: float
     scaled_grad_sq: float
@@ -120,7 +125,7 @@ def _row(reading: Reading, transients: Transients, after: int | None) -> Row:
     return Row(
         reading.layer.name, state, settles, int(steps[first]), int(steps[-1]), rotation, rotation_mcse, rms, norm, norm_mcse, predicted,
         _pace(rotation, rotation_mcse, predicted["predicted_rotation"]), _spread(turned),
-        _fails(ratio, momentum, scaled, rotation / rms if rms else math.nan), ratio, momentum, scaled,
+        _fails(ratio, momentum, scaled, rotation / rms if rms else math.nan), reading.factors(part), ratio, momentum, scaled,
     )  # fmt: skip
 
 
@@ -227,7 +232,8 @@ def _words(rows: Sequence[Row], notes: Mapping[str, str]) -> list[str]:
             text = f"rotates {row.pace}: {row.rotation:.3g} radians a step, {row.rotation / plain:.2f} times the prediction"
             if math.isfinite(effective):
                 text += f" ({row.rotation_rms / effective:.2f} times, root mean square, with the measured radial gradients and correlation)"
-            found.append(text)
+            named = [f"{FACTORS[name]} ({name} {x:.2f})" for name, x in row.factors.items() if abs(x - 1) > _FACTOR]
+            found.append(f"{text}, as it does not hold that {', '.join(named)}" if named else text)
         if row.spread > _SPREAD:
             found.append(f"is imbalanced: the rotation of its neurons spreads by {row.spread:.0%}")
         found += row.fails.values()

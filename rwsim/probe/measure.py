@@ -14,9 +14,9 @@ from torch import Tensor
 from rwsim.probe.layers import Layer
 from rwsim.rotational.optimizer import work_type
 
-# Of one vector: w and g before the step, m before it, d = w' - w, D = sqrt(v^) + eps and q = g / D after it, n the sign's argument, m' its
-# buffer after it, and where their signs agree, less where they do not.
-COLUMNS = ("ww", "wg", "gg", "dd", "wd", "mg", "mm", "qq", "wq", "roots", "wwq", "sign_l1", "sign_sq", "buffer_sq", "agree")
+# Of one vector: w and g before the step, m before it, d = w' - w, D = sqrt(v^) + eps and q = g / D after it, s the sign of g, n the
+# argument of an update's sign, m' its buffer after it, and where their signs agree, less where they do not.
+COLUMNS = ("ww", "wg", "gg", "dd", "wd", "mg", "mm", "qq", "wq", "roots", "wwq", "ws", "sign_sq", "buffer_sq", "agree")
 # Elements of a bundle: on CUDA, where a measured step holds some copies of them, and on a CPU, where they stay in the cache.
 _TOGETHER, _CACHED = 1 << 24, 1 << 17
 # Names of the first and second moment in an optimizer's state.
@@ -118,7 +118,7 @@ class Bundle:
         if self.argument is not None:
             of_buffer, of_grad, kept, fresh = self.argument(self.optimizer.param_groups[self.pieces[0].layer.group])
             argument = grads * of_grad if momentum is None else torch.add(grads * of_grad, momentum, alpha=of_buffer)
-            columns["sign_l1"], columns["sign_sq"] = argument.abs().sum(1), _square(argument)
+            columns["ws"], columns["sign_sq"] = _dot(self.weights, grads.sign()), _square(argument)
             buffer = grads * fresh if momentum is None else torch.add(grads * fresh, momentum, alpha=kept)
             columns["buffer_sq"] = _square(buffer)
             columns["agree"] = _dot(argument.sign_(), buffer.sign_())

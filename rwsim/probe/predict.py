@@ -11,8 +11,9 @@ later updates, which is where momentum's factor is), the lambda_u whose decay do
 
 SGDM: R = S = eta/(1 - alpha), so lambda_u = <w, g>/||w||^2 as in appendix H. AdamW: R = eta/(sqrt(v^) + eps) by coordinate, S = eta:
 lambda_u = <w, g/(sqrt(v^) + eps)>/||w||^2, momentum's factor (1 - beta_1) sum beta_1^k being 1. It may differ from 0 where g and w are
-orthogonal. Adam+l2: <w, g/D>/<w, w/D>. Lion: the sign's linear part within a vector, sign(n) = k n + rest with k = ||n||_1/||n||^2, gives
-R = eta k: lambda_u = k <w, g>/||w||^2.
+orthogonal. Adam+l2: <w, g/D>/<w, w/D>. Lion: the sign's linear part by coordinate, sign(n_i) = k_i n_i + rest with
+k_i^2 = (2/pi)/E n_i^2, gives R = eta k_i. The gradient's own sign has the linear part k_i g_i ||n||/||g||, where coordinates differ in
+scale alone: lambda_u = ||g||/||n|| <w, sign(g)>/||w||^2.
 
 *Correlated gradients.* Let M = E||Delta_g w||^2/eta^2 as measured. If gradients are orthogonal to w at their own time and the second moment
 is steady, E<w, m> follows from M whatever the gradients' correlation, and in equilibrium AdamW (rho = 1 - eta lambda) and SGDM have
@@ -36,7 +37,7 @@ their values at lambda_u = 0 and the y of uncorrelated gradients multiplies the 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -83,6 +84,16 @@ class Equilibrium:
     norm: Array
     rotation: Array
     rms_update: Array
+
+
+@dataclass(frozen=True)
+class _Lengths(IdealWalk):
+    """Gradients whose squared lengths over their mean are these, each as likely."""
+
+    lengths_sq: Array = field(default_factory=lambda: np.ones(1))
+
+    def length_squared(self, nodes: int = 1) -> tuple[Array, Array]:
+        return self.lengths_sq, np.full(len(self.lengths_sq), 1 / len(self.lengths_sq))
 
 
 class Theory:
@@ -165,6 +176,31 @@ class Theory:
         one, two, three, four = (self._evaluate(part, hyper) for part in parts)
         return one, two, three, four
 
+    def passed(self, hyper: Mapping[str, Any]) -> Array:
+        """phi, (time, 1): the share of a radial part that acts, where a sign's buffer passes it on late; else 1."""
+        if self.kind != "sign":
+            return np.ones((len(hyper["lr"]), 1))
+        h, k, a, b = self.argument(hyper)
+        rho = 1 - self.decay(hyper)
+        return np.asarray((k + rho * h * b / (1 - rho * a)) / (k + h * b / (1 - a)))
+
+    def bursts(self, hyper: Mapping[str, Any], lengths_sq: Array) -> float:
+        """The rotation under gradients of varying length over that under ones of one length: 1 but for a sign.
+
+        A long gradient keeps a sign's buffer, and with it the signs to come, as they are: updates then agree for longer, norms are larger
+        and the rotation is smaller.
+
+        Args:
+            hyper: Of one step, each of shape (1,) or (1, 2).
+            lengths_sq: ||g||^2 over its mean, each as likely.
+        """
+        if self.kind != "sign":
+            return 1.0
+        columns = np.concatenate([np.ravel(one) for one in self.flat(hyper)])
+        rule, decay = self.rule(**self._named(columns)), self.decay(hyper)
+        turns = [sign_closure(decay, sign_autocovariance(rule, law)[0])[1].item() for law in (_Lengths(2, 1, lengths_sq), IdealWalk(2))]
+        return math.sqrt(turns[0] / turns[1])
+
     def equilibrium(self, hyper: Mapping[str, Any], decay: Array, fan_in: int, moments: Moments | None) -> Equilibrium:
         """At the hyperparameters of each step, as if they stayed.
 
@@ -243,9 +279,7 @@ class Theory:
         decay = self.decay(hyper)
         rho, spread = 1 - decay, b**2 / (1 - a**2)
         uncorrelated = 2 / math.pi * (h * a * spread + k * b) / (h**2 * spread + k**2)
-        # Over the total response, which lambda_u has in it.
-        phi = (k + rho * h * b / (1 - rho * a)) / (k + h * b / (1 - a))
-        pull = self._evaluate(-self._decay, hyper) * phi * radial
+        pull = self._evaluate(-self._decay, hyper) * self.passed(hyper) * radial
 
         def form(pull: Any, y: Array) -> tuple[Array, Array]:
             common = h * y / (1 - rho * a)

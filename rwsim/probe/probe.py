@@ -285,10 +285,12 @@ def _argument(theory: Theory) -> Argument:
 
     def argument(group: Mapping[str, Any]) -> tuple[float, float, float, float]:
         hyper = {name: group[name] for name in theory.rule.hyper if name in group and name not in ("lr", "weight_decay")}
-        key = repr(hyper)
+        # Where the optimizer maximizes, its buffer is of gradients turned round.
+        sign = -1 if group.get("maximize") else 1
+        key = repr((hyper, sign))
         if key not in known:
             one, two, three, four = (float(x.ravel()[0]) for x in theory.argument({"lr": 1.0, "weight_decay": 0.0, **hyper}))
-            known[key] = one, two, three, four
+            known[key] = one, sign * two, three, sign * four
         return known[key]
 
     return argument

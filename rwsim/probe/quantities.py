@@ -63,17 +63,25 @@ def quantities(sums: Array, hyper: Mapping[str, Any], theory: Theory | None, fan
             "unit_grad_sq": grad_sq * ww,
             "unit_grad_l1": np.sqrt(ww) * of["roots"],
         }
-        gain = of["sign_l1"] / of["sign_sq"]
+        # Under a sign what has no gradient goes straight on.
+        idle = (gg == 0) & (theory is None or theory.kind != "sign")
+        found["ln_norm"], found["idle"] = np.log(found["norm"]), np.where(np.isnan(gg), np.nan, idle)
         found["agreement"], found["buffer_ratio"] = of["agree"] / fan_in, np.sqrt(of["buffer_sq"] / of["sign_sq"])
         found["rms_update"] = found["lambda_u"] = np.full_like(ww, np.nan)
         if theory is not None and len(sums):
             decay = theory.decay(hyper) * (of["wwq"] / ww if theory.scales_decay else 1)
             found["rms_update"] = np.sqrt(np.maximum(dd + 2 * decay * (wd - theory.carried(hyper) * dd) + decay**2 * ww, 0))
-            radial = sign * of["wq"] if theory.scales_grad else wg * gain if theory.kind == "sign" else wg
+            radial = sign * (of["wq"] if theory.scales_grad else _by_sign(of, theory, hyper) if theory.kind == "sign" else of["wg"])
             found["lambda_u"] = theory.radial(hyper) * radial / (of["wwq"] if theory.scales_decay else ww)
         # In units of lr^2, so that averages hold along a schedule.
         found["drive_sq"] = (found["rms_update"] / hyper.get("lr", np.full(len(ww), np.nan))[:, None]) ** 2
     return found
+
+
+def _by_sign(of: Mapping[str, Array], theory: Theory, hyper: Mapping[str, Any]) -> Array:
+    """||g||/||n|| <w, sign(g)>, with ||n|| as it is whatever the sign of g: symmetric gradients have a mean of 0."""
+    h, k, _, _ = theory.argument(hyper)
+    return np.asarray(of["ws"] * np.sqrt(of["gg"] / (h**2 * np.nan_to_num(of["mm"]) + k**2 * of["gg"])))
 
 
 def _angle(dot: Array, one_sq: Array, other_sq: Array) -> Array:

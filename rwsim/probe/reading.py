@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rwsim.probe.factors import Turned, factors, nodes
 from rwsim.probe.history import History
 from rwsim.probe.layers import Layer
 from rwsim.probe.predict import Theory
@@ -38,6 +39,10 @@ TRANSIENTS: Mapping[str, tuple[str, str]] = MappingProxyType(
         for name, units in (("norm", "1"), ("rotation", "radian"))
     }
 )
+
+
+def _mean(values: Array) -> float:
+    return float(over_neurons(np.ravel(values)[None], "mean")[0])
 
 
 class Reading:
@@ -133,6 +138,35 @@ class Reading:
             "effective_norm": over_neurons(effective.norm, "rms"), "effective_rotation": over_neurons(effective.rotation, "mean"),
             "corrected_norm": over_neurons(norm, "rms"), "corrected_rotation": over_neurons(rotation, "mean"),
         }  # fmt: skip
+
+    def bursts(self, part: slice) -> float:
+        """What gradients of varying length make of the rotation; see `Theory.bursts`."""
+        if self.theory is None or self.turning or not len(self.steps[part]) or not {"lr", "weight_decay"} <= self.hyper.keys():
+            return math.nan
+        last = {name: values[part][-1:] for name, values in self.hyper.items()}
+        return self.theory.bursts(last, nodes(self.found["grad_norm"][part] ** 2))
+
+    def alike(self, part: slice) -> float:
+        """Mean over neurons of the root mean square of their rotation, over that of all."""
+        own = np.sqrt(over_neurons((self.found["rotation"][part] ** 2).T, "mean"))
+        return float(over_neurons(own, "mean") / over_neurons(own, "rms"))
+
+    def factors(self, part: slice) -> dict[str, float]:
+        """What the rotation at some of the measured steps is off by; see `rwsim.probe.factors`. Empty without a prediction, and of Adam+l2,
+        whose decay is another for every coordinate."""
+        theory, steps = self.theory, self.steps[part]
+        if theory is None or theory.kind == "coupled" or self.turning or len(steps) < 2 or "weight_decay" not in self.hyper:
+            return {}
+        hyper = {name: values[part] for name, values in self.hyper.items()}
+        found = {name: values[part] for name, values in self.found.items()}
+        ln_norm = over_neurons(found["ln_norm"], "mean")
+        with np.errstate(all="ignore"):
+            ratios = found["lambda_u"] / hyper["weight_decay"][:, None]
+            turn, turn_sq, idle, ratio = (_mean(values) for values in (found["rotation"], found["rotation"] ** 2, found["idle"], ratios))
+            growth = 2 * float(ln_norm[-1] - ln_norm[0]) / float(steps[-1] - steps[0])
+        turned = Turned(turn, turn_sq, idle, ratio, growth, self.bursts(part), self.alike(part))
+        predicted = _mean(self.forecast(part)["predicted_rotation"])
+        return factors(turned, predicted, *(float(values.mean()) for values in (theory.decay(hyper), theory.passed(hyper))))
 
     def along(self, values: Array) -> Array:
         """A measured series at every step of the run: between measured steps on a line."""
