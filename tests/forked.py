@@ -10,12 +10,16 @@ import os
 import select
 import socket
 import sys
+import time
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 # `torch._dynamo` is what the first optimizer of a process imports.
 LIBRARIES = [
-    "torch", "torch._dynamo", "sympy.physics.units", "sympy.printing.numpy", "scipy.stats", "scipy.signal", "pydantic", "cyclopts",
-    "rich.table", "matplotlib.pyplot", "xarray",
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict",
+    "sympy.physics.units", "sympy.printing.numpy", "scipy.stats", "scipy.signal", "pydantic", "cyclopts", "rich.table", "matplotlib.pyplot",
+    "xarray", "pytest",
 ]  # fmt: skip
 
 
@@ -39,6 +43,22 @@ def python() -> tuple[str, ...]:
     for end in (folder.cleanup, server.wait, server.stdin.close):  # in reverse
         atexit.register(end)
     return (start[0], "-P", "-S", *start[2:])
+
+
+def together(calls: Sequence[str], seconds: float) -> list[str]:
+    """Run code of the tests side by side, each in a process of its own; what each says on stderr. All are killed after `seconds`."""
+    import subprocess
+
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen([*python(), "-c", code], env=env, stderr=subprocess.PIPE, text=True) for code in calls]
+    deadline, said = time.monotonic() + seconds, []
+    for process in processes:
+        try:
+            said.append(process.communicate(timeout=max(0.0, deadline - time.monotonic()))[1])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said.append(f"killed after {seconds} s: {process.communicate()[1]}")
+    return said
 
 
 def serve(place: str) -> None:

@@ -31,6 +31,7 @@ from rwsim.errors import InvalidArgument
 from rwsim.rotational import RotationalAdamW
 from rwsim.rotational.place import shards_of
 from rwsim.rotational.rotate import centre_, turn_
+from tests.forked import together
 from tests.rotational import CLASSES, seeded
 
 try:
@@ -38,15 +39,11 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-STEPS = 20
+STEPS = 8
 # Of parameters of order one: hundreds of roundings in float64 (two are measured); what is asked for in float32.
 CLOSE = {torch.float64: 1e-13, torch.float32: 1e-6}
 # Of a whole spawn; a collective that waits for a process that has failed gives up before.
 SPAWN, COLLECTIVE = 240, 30
-PRELOADED = [
-    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict",
-    "rwsim.rotational.rate", "rwsim.rotational.sharded", "scipy.optimize",
-]  # fmt: skip
 
 
 class Net(nn.Module):
@@ -400,7 +397,7 @@ def communicates(device: str) -> None:
 CASES |= {"nan": nan, "refused": refused, "communicates": communicates, "small blocks": small_blocks}
 
 
-# Checkpoints: ten steps under one layout, the rest under another.
+# Checkpoints: half of the steps under one layout, the rest under another.
 
 
 def begin(layout: Layout | None, dtype: torch.dtype, device: str, name: str = "adamw", **options: Any) -> Any:
@@ -412,8 +409,8 @@ def begin(layout: Layout | None, dtype: torch.dtype, device: str, name: str = "a
 
 
 def ended(model: nn.Module, optimizer: Any, split: bool, dtype: torch.dtype, device: str, name: str, **options: Any) -> None:
-    """Ten more steps end where twenty of one process do."""
-    train(model, optimizer, data(dtype, device)[10:], split)
+    """The other half of the steps ends where all of one process do."""
+    train(model, optimizer, data(dtype, device)[STEPS // 2 :], split)
     assert apart(model, single(name, dtype, device, **options)) <= CLOSE[dtype]
 
 
@@ -421,7 +418,7 @@ def own_state(layout: Layout, device: str, name: str, **options: Any) -> None:
     """state_dict and load_state_dict, under the same layout."""
     dtype = torch.float64
     model, optimizer, split = begin(layout, dtype, device, name, **options)
-    train(model, optimizer, data(dtype, device)[:10], split)
+    train(model, optimizer, data(dtype, device)[: STEPS // 2], split)
     saved = deepcopy(optimizer.state_dict()), deepcopy(model.state_dict())
     model, optimizer, split = begin(layout, dtype, device, name, **options)
     model.load_state_dict(saved[1])
@@ -435,13 +432,13 @@ def whole_state(source: Layout, target: Layout | None, device: str, name: str) -
 
     dtype = torch.float64
     model, optimizer, split = begin(source, dtype, device, name)
-    train(model, optimizer, data(dtype, device)[:10], split)
+    train(model, optimizer, data(dtype, device)[: STEPS // 2], split)
     full = StateDictOptions(full_state_dict=True)
     weights, state = get_state_dict(model, optimizer, options=full)
     entries: Any = state["state"]
     assert not any(hasattr(value, "full_tensor") for entry in entries.values() for value in entry.values())
     plain, other, _ = begin(None, dtype, device, name)
-    train(plain, other, data(dtype, device)[:10])
+    train(plain, other, data(dtype, device)[: STEPS // 2])
     expected = other.state_dict()
     for own in (False, True):
         model, optimizer, split = begin(target, dtype, device, name)
@@ -461,7 +458,7 @@ def saved_state(source: Layout | None, target: Layout | None, device: str, name:
 
     dtype = torch.float64
     model, optimizer, split = begin(source, dtype, device, name)
-    train(model, optimizer, data(dtype, device)[:10], split)
+    train(model, optimizer, data(dtype, device)[: STEPS // 2], split)
     folder = [tempfile.mkdtemp() if not dist.get_rank() else None]
     dist.broadcast_object_list(folder)
     weights, state = get_state_dict(model, optimizer)
@@ -541,28 +538,13 @@ def outcomes(world: int, backend: str, folder: Path) -> dict[str, list[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # Forked from one fresh process that has imported everything once: half the time of spawned ones.
-    start = "forkserver" if "forkserver" in torch.multiprocessing.get_all_start_methods() else "spawn"
-    torch.multiprocessing.set_forkserver_preload([*PRELOADED, __name__])
-    given = (world, port, backend, str(folder))
-    context = torch.multiprocessing.start_processes(worker, given, nprocs=world, join=False, daemon=True, start_method=start)
-    ended, deadline = False, time.monotonic() + SPAWN
-    said = ""
-    try:
-        while not ended and time.monotonic() < deadline:
-            ended = context.join(timeout=1)
-    except Exception as error:  # what ended them is beside the cases that it left open
-        said = str(error)
-    finally:
-        for process in context.processes:
-            if process.is_alive():
-                process.kill()
-            process.join()
+    said = together([f"from {__name__} import worker; worker{(rank, world, port, backend, str(folder))}" for rank in range(world)], SPAWN)
     found: list[dict[str, str]] = []
     for rank in range(world):
         path = folder / f"{rank}.json"
         found.append(json.loads(path.read_text()) if path.exists() else {})
-    return {name: [one.get(name, f"not run: {said}") for one in found] for name in (CASES if world == 2 else FOUR)}
+    names = CASES if world == 2 else FOUR
+    return {name: [one.get(name, f"not run: {words}") for one, words in zip(found, said, strict=True)] for name in names}
 
 
 def once(world: int, backend: str, folders: pytest.TempPathFactory) -> dict[str, list[str]]:

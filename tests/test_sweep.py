@@ -42,6 +42,7 @@ from rwsim.theory.equilibrium import predict_equilibria
 from rwsim.theory.factors import schedule_factors
 from rwsim.theory.moments import linear_response
 from rwsim.theory.noise import IdealWalk
+from tests.forked import python
 from tests.statistics import Z
 
 # The package's attribute of this name is the function.
@@ -400,27 +401,34 @@ def test_an_unwritable_place_is_refused_before_the_walk(tmp_path, capsys, place)
 
 
 _SWEEP = """
-import sys, rwsim
-if __name__ == "__main__":
-    from rwsim.cli import run
-    import rwsim.sweeps.run as running
-    from dataclasses import replace
-    import rwsim.sweeps.sweep as s
-    plan = running.plan
-    s.plan = lambda *given: replace(plan(*given), batch={batch})
-    open(sys.argv[0] + ".ready", "w").close()
-    sys.exit(run(sys.argv[1:]))
+import os, resource, signal, sys
+from pathlib import Path
+from dataclasses import replace
+from rwsim.cli import run
+import rwsim.plots as plots
+import rwsim.sweeps.run as running
+import rwsim.sweeps.sweep as s
+plan = running.plan
+s.plan = lambda *given: replace(plan(*given), batch=5)
+plots.save_sweep = lambda *given: []  # seconds, and other tests look at them
+ready, largest, *arguments = sys.argv[1:]
+if int(largest):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), int(largest)))
+else:
+    Path(ready + "~").write_text(str(os.getpid()))
+    os.replace(ready + "~", ready)
+sys.exit(run(arguments))
 """
 
 
-def started(out: Path, *arguments: str, batch: int = 5, **options) -> subprocess.Popen:
-    """`rwsim sweep` in a process of its own, in small batches."""
-    script = out.parent / "sweep_script.py"
-    script.write_text(_SWEEP.format(batch=batch))
-    script.with_name("sweep_script.py.ready").unlink(missing_ok=True)
+def started(out: Path, *arguments: str, largest_file: int = 0) -> subprocess.Popen:
+    """`rwsim sweep` in a process of its own, in small batches; its id is in a file `pid` beside `out` when it begins."""
+    ready = out.parent / "pid"
+    ready.unlink(missing_ok=True)
     return subprocess.Popen(
-        [sys.executable, str(script), "sweep", "--out", str(out), "--quiet", *arguments], stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(rwsim.__file__).parent.parent)}, **options,
+        [*python(), "-c", _SWEEP, str(ready), str(largest_file), "sweep", "--out", str(out), "--quiet", *arguments],
+        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(rwsim.__file__).parent.parent)},
     )  # fmt: skip
 
 
@@ -445,13 +453,14 @@ def survive(tmp_path: Path, count: int, kills: int, signals: tuple[int, ...]) ->
     for attempt in range(kills):
         process = started(out, *(("--resume",) if (out / "ledger.sqlite").exists() else ()), *long(count))
         deadline = time.monotonic() + 120
-        while not (tmp_path / "sweep_script.py.ready").exists() and process.poll() is None and time.monotonic() < deadline:
+        while not (tmp_path / "pid").exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(2 * float(rng.random()))
         number = signals[attempt % len(signals)]
-        process.send_signal(number)
+        with contextlib.suppress(ProcessLookupError):  # it is over
+            os.kill(int((tmp_path / "pid").read_text()), number)
         error = process.communicate(timeout=120)[1]
-        if process.returncode not in (0, -signal.SIGKILL):
+        if process.returncode not in (0, 128 + signal.SIGKILL, -signal.SIGKILL):
             assert number == signal.SIGINT and process.returncode == 3 and error.startswith("rwsim: error: interrupted"), error
         ended += process.returncode == 0
         if not (out / "ledger.sqlite").exists():
@@ -481,11 +490,7 @@ def test_a_sweep_survives_ten_kills(tmp_path):
 def test_a_full_disk_ends_the_sweep_and_spares_the_ledger(tmp_path):
     """The kernel refuses files beyond 40 kB, as a full disk would."""
 
-    def small_files() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-
-    process = started(tmp_path / "out", *long(4), preexec_fn=small_files)
+    process = started(tmp_path / "out", *long(4), largest_file=40_000)
     error = process.communicate(timeout=200)[1]
     assert process.returncode == 3 and "cannot keep results in" in error and error.count("\n") == 1, error
     process = started(tmp_path / "out", "--resume", *long(4))
@@ -553,7 +558,10 @@ def fatal(task):
 
 
 def test_processes_survive_the_death_of_one(whole, tmp_path, one_at_a_time, monkeypatch):
-    """The first worker to take a task is killed; its batch, and those that went down with it, are walked again."""
+    """The worker is killed by its first task; this batch, and the one that waited and went down with it, are walked by another.
+
+    One worker: each takes as long to begin as all of the walk.
+    """
     (tmp_path / "killer.py").write_text(_KILLER)
     monkeypatch.setenv("RWSIM_TEST_FLAG", str(tmp_path / "killed"))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(rwsim.__file__).parent.parent}")
@@ -561,7 +569,7 @@ def test_processes_survive_the_death_of_one(whole, tmp_path, one_at_a_time, monk
     import killer  # type: ignore[import-not-found]
 
     monkeypatch.setattr(running, "walk_task", killer.fatal)
-    found = sweep(config(), tmp_path / "out", executor="processes", workers=2)
+    found = sweep(config(), tmp_path / "out", executor="processes", workers=1)
     assert (tmp_path / "killed").exists() and same(found.data, whole)
 
 
