@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from rwsim.audit.junit import junit
 from rwsim.cli import FAILS, HOLDS, INTERNAL, USAGE, run
 from rwsim.cli.audit import _settings
 from rwsim.errors import InvalidArgument
+from tests.forked import python
 
 MINE = """\
 import torch
@@ -147,7 +147,7 @@ def test_an_audit_that_cannot_finish_exits_three(monkeypatch, capsys):
 
 
 def test_ctrl_c_ends_the_child_and_exits_three(tmp_path):
-    command = [sys.executable, "-m", "rwsim.cli", "audit", "mine.py:Hangs", "--probe", "P1", "--json", "r.json"]
+    command = [*python(), "-m", "rwsim.cli", "audit", "mine.py:Hangs", "--probe", "P1", "--json", "r.json"]
     Path("mine.py").write_text(
         MINE.replace(
             'print("waiting", flush=True)', "Hangs.built += 1; Hangs.built == 4 and open('pid', 'w').write(str(__import__('os').getpid()))"

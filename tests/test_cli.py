@@ -9,6 +9,7 @@ import pytest
 
 from rwsim.cli import FAILS, HOLDS, INTERNAL, USAGE, run
 from rwsim.walk.measure import Recorder
+from tests.forked import python
 
 QUICK = ["--optimizer", "adamw", "--lr", "0.02", "--weight-decay", "2", "--betas", "0.9", "0.99", "--steps", "1500", "--neurons", "64"]
 
@@ -109,7 +110,7 @@ def test_an_internal_error_is_no_verdict(monkeypatch, capsys):
 
 def test_ctrl_c_keeps_what_was_measured_and_exits_three(tmp_path):
     """A real signal to a real process, when its first optimizer is done and others still walk."""
-    command = [sys.executable, "-m", "rwsim.cli", "validate", "--steps", "4000", "--neurons", "16", "--fan-in", "16"]
+    command = [*python(), "-m", "rwsim.cli", "validate", "--steps", "4000", "--neurons", "16", "--fan-in", "16"]
     process = subprocess.Popen([*command, "--json", "records.json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:  # the first table is printed when its walk is done

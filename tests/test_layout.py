@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import rwsim
+from tests.forked import python
 
 ROOT = Path(rwsim.__file__).parent
 # One way only: a module may import from its own layer and from those to its left.
@@ -97,7 +98,7 @@ def test_import_is_light():
 
 def test_door_survives_submodule_imports():
     code = "import rwsim.validate, rwsim; assert callable(rwsim.validate) and callable(rwsim.predict) and callable(rwsim.simulate)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([*python(), "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         rwsim.nonsense  # noqa: B018 - the attribute access is what is tested
     assert {"convert", "predict", "simulate", "validate", "RULES"} <= set(dir(rwsim))
@@ -119,10 +120,10 @@ def test_wheel_runs_in_an_empty_directory(tmp_path):
     subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(site)], check=True)
     assert (site / "rwsim" / "py.typed").exists()
     code = "import rwsim, sys; assert rwsim.__file__.startswith(sys.argv[1]); from rwsim.cli import main; main(sys.argv[2:])"
-    # -P: the working directory is not on the path; PYTHONPATH wins over the editable install.
+    # PYTHONPATH wins over the editable install.
     arguments = ["validate", "--optimizer", "adamw", "--lr", "0.02", "--weight-decay", "2", "--betas", "0.9", "0.99", "--steps", "1500"]
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code, str(site), *arguments, "--neurons", "64"],
+        [*python(), "-c", code, str(site), *arguments, "--neurons", "64"],
         cwd=empty, env={"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "HOME": str(empty)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import pickle
-import resource
 import shutil
 import signal
 import sqlite3
@@ -401,8 +400,7 @@ def test_an_unwritable_place_is_refused_before_the_walk(tmp_path, capsys, place)
 
 
 _SWEEP = """
-import os, resource, signal, sys
-from pathlib import Path
+import resource, signal, sys
 from dataclasses import replace
 from rwsim.cli import run
 import rwsim.plots as plots
@@ -415,20 +413,19 @@ ready, largest, *arguments = sys.argv[1:]
 if int(largest):
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), int(largest)))
-else:
-    Path(ready + "~").write_text(str(os.getpid()))
-    os.replace(ready + "~", ready)
+open(ready, "w").close()
 sys.exit(run(arguments))
 """
 
 
 def started(out: Path, *arguments: str, largest_file: int = 0) -> subprocess.Popen:
-    """`rwsim sweep` in a process of its own, in small batches; its id is in a file `pid` beside `out` when it begins."""
-    ready = out.parent / "pid"
+    """`rwsim sweep` in a process of its own, in small batches; when it begins, there is a file `ready` beside `out`."""
+    ready = out.parent / "ready"
     ready.unlink(missing_ok=True)
     return subprocess.Popen(
         [*python(), "-c", _SWEEP, str(ready), str(largest_file), "sweep", "--out", str(out), "--quiet", *arguments],
-        stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(rwsim.__file__).parent.parent)},
+        stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(rwsim.__file__).parent.parent)},
     )  # fmt: skip
 
 
@@ -453,14 +450,13 @@ def survive(tmp_path: Path, count: int, kills: int, signals: tuple[int, ...]) ->
     for attempt in range(kills):
         process = started(out, *(("--resume",) if (out / "ledger.sqlite").exists() else ()), *long(count))
         deadline = time.monotonic() + 120
-        while not (tmp_path / "pid").exists() and process.poll() is None and time.monotonic() < deadline:
+        while not (tmp_path / "ready").exists() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(2 * float(rng.random()))
         number = signals[attempt % len(signals)]
-        with contextlib.suppress(ProcessLookupError):  # it is over
-            os.kill(int((tmp_path / "pid").read_text()), number)
+        process.send_signal(number)
         error = process.communicate(timeout=120)[1]
-        if process.returncode not in (0, 128 + signal.SIGKILL, -signal.SIGKILL):
+        if process.returncode not in (0, -signal.SIGKILL):
             assert number == signal.SIGINT and process.returncode == 3 and error.startswith("rwsim: error: interrupted"), error
         ended += process.returncode == 0
         if not (out / "ledger.sqlite").exists():
