@@ -17,6 +17,7 @@ ROOT = Path(rwsim.__file__).parent
 LAYERS = (
     "_door",
     "errors",
+    "citation",
     "optimizers",
     "theory",
     "rotational",
@@ -36,6 +37,7 @@ LAYERS = (
     "page",
     "explore",
     "report",
+    "doctor",
     "cli",
 )
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -1,13 +1,12 @@
 """`rwsim experiment`."""
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from rwsim.cli.shared import FAILS, HOLDS, OUTPUT, Whole, check_place, whole
+from rwsim.cli.shared import FAILS, HOLDS, OUTPUT, Whole, check_place, whole, write_json
 from rwsim.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -43,6 +42,12 @@ def experiment(
 
     The exit status is 0 if every band and claim holds, 1 if one does not or is undecided. What was interrupted, or killed, goes on with
     --resume. docs/experiments.md and docs/training.md say what each experiment measures, docs/experiments.md how to get the data.
+
+    ```sh
+    rwsim experiment --list
+    rwsim experiment dynamics --config cpu --data /data
+    rwsim experiment dynamics --resume
+    ```
 
     Parameters
     ----------
@@ -102,8 +107,7 @@ def experiment(
         result = _watched(known[name], chosen, out, resume, quiet)
     result.write(out)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+        write_json(json_file, result.to_json())
     figure = _drawn(result, out)
     if not quiet:
         print(result.findings.text())

@@ -19,8 +19,13 @@ def explore(
 ) -> int:
     """A page with sliders: norm, rotation and their path at any hyperparameters, the paper's forms against the exact ones.
 
-    `rwsim explore` opens it in the browser, served to this machine only, with a button that simulates the point. Ctrl-C ends it.
-    `rwsim explore --static explore.html` writes it as one file that needs no server.
+    It opens in the browser, served to this machine only, with a button that simulates the point. Ctrl-C ends it. With --static it is
+    written as one file that needs no server.
+
+    ```sh
+    rwsim explore
+    rwsim explore --static explore.html
+    ```
 
     Parameters
     ----------

@@ -1,5 +1,6 @@
 """What the commands share: exit statuses, groups of options, and the refusal of bad usage in one line."""
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,12 @@ OUTPUT = Group("Output", sort_key=4)
 def refuse(error: object, status: int) -> int:
     print(f"rwsim: error: {' '.join(str(error).split())}", file=sys.stderr)
     return status
+
+
+def write_json(path: Path, document: object) -> None:
+    """Write plain data to the file of a --json."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def whole(_: type, tokens: Sequence[Token]) -> int:
