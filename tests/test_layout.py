@@ -117,6 +117,7 @@ def test_wheel_runs_in_an_empty_directory(tmp_path):
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(wheels), str(ROOT.parent)]
     subprocess.run(command, check=True, capture_output=True)
     (wheel,) = wheels.glob("*.whl")
+    assert wheel.name == f"rwsim-{rwsim.__version__}-py3-none-any.whl", "it must install without a compiler"
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
     subprocess.run([sys.executable, "-m", "zipfile", "-e", str(wheel), str(site)], check=True)
