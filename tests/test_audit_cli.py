@@ -17,6 +17,7 @@ from rwsim.cli import FAILS, HOLDS, INTERNAL, USAGE, run
 from rwsim.cli.audit import _settings
 from rwsim.errors import InvalidArgument
 from tests.forked import python
+from tests.published import held
 
 MINE = """\
 import torch
@@ -64,7 +65,7 @@ def test_holds_departs_and_identifies(capsys):
     )
     out = capsys.readouterr().out
     assert "torch.optim:AdamW: holds the law adamw" in out and "P1 first step" in out and out.count("held") == 2 and "nothing found" in out
-    assert json.loads(Path("deep/r.json").read_text())["passed"] and ElementTree.parse("deep/r.xml").getroot().get("failures") == "0"
+    assert held("audit", Path("deep/r.json"))["passed"] and ElementTree.parse("deep/r.xml").getroot().get("failures") == "0"
     assert run(["audit", "mine.py:Twice", "--law", "adamw", "--probe", "P1,P2"]) == FAILS
     out = capsys.readouterr().out
     assert "mine.py:Twice: departs from the law adamw" in out and "Decay applied twice" in " ".join(out.split())

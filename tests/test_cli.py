@@ -10,6 +10,7 @@ import pytest
 from rwsim.cli import FAILS, HOLDS, INTERNAL, USAGE, run
 from rwsim.walk.measure import Recorder
 from tests.forked import python
+from tests.published import held
 
 QUICK = ["--optimizer", "adamw", "--lr", "0.02", "--weight-decay", "2", "--betas", "0.9", "0.99", "--steps", "1500", "--neurons", "64"]
 
@@ -24,7 +25,7 @@ def test_validate_holds_and_writes_everything(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("agrees") == 3 and "adamw lr=0.02 weight_decay=2 betas=0.9/0.99" in out and "nothing" not in out
     assert max(map(len, out.splitlines())) <= 80
-    document = json.loads((tmp_path / "deep" / "records.json").read_text())
+    document = held("validate", tmp_path / "deep" / "records.json")
     assert document == json.loads((tmp_path / "results" / "validation.json").read_text()) and document["meta"]["passed"]
     assert (tmp_path / "results" / "walk.png").read_bytes()[:4] == b"\x89PNG"
     rows = (tmp_path / "results" / "walk.csv").read_text().splitlines()
@@ -119,7 +120,7 @@ def test_ctrl_c_keeps_what_was_measured_and_exits_three(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == INTERNAL and "interrupted" in err and "Traceback" not in err
-    document = json.loads((tmp_path / "records.json").read_text())
+    document = held("validate", tmp_path / "records.json")
     assert document["meta"]["status"] == "WalkInterrupted" and len(document["records"]) in (3, 6, 9, 12)
 
 

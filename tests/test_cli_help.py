@@ -1,7 +1,6 @@
 """What the command line says of itself: help with examples that are commands of rwsim, completion, citation, health."""
 
 import importlib.metadata
-import json
 import re
 import shlex
 import subprocess
@@ -14,6 +13,7 @@ import rwsim
 from rwsim import doctor
 from rwsim.citation import PAPER, bibtex, cff
 from rwsim.cli import FAILS, HOLDS, INTERNAL, USAGE, app, run
+from tests.published import held
 
 ROOT = Path(rwsim.__file__).parent.parent
 COMMANDS = [name for name in app if not name.startswith("-")]
@@ -119,7 +119,7 @@ def test_doctor_says_what_is_here(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert run(["doctor", "--json", "deep/health.json"]) == HOLDS
     out = capsys.readouterr().out
-    found = json.loads((tmp_path / "deep" / "health.json").read_text())
+    found = held("doctor", tmp_path / "deep" / "health.json")
     assert found["rwsim"] == rwsim.__version__ and found["packages"]["torch"] == importlib.metadata.version("torch")
     assert {"numpy", "sympy", "torch", "triton"} <= set(found["packages"]) and found["passed"] and out.endswith("rwsim validate\n")
     assert len(found["gpus"]) == torch.cuda.device_count() and found["threads"] == torch.get_num_threads()

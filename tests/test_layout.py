@@ -38,6 +38,7 @@ LAYERS = (
     "explore",
     "report",
     "doctor",
+    "schemas",
     "cli",
 )
 MODULES = sorted(ROOT.rglob("*.py"))

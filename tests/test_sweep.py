@@ -42,6 +42,7 @@ from rwsim.theory.factors import schedule_factors
 from rwsim.theory.moments import linear_response
 from rwsim.theory.noise import IdealWalk
 from tests.forked import python
+from tests.published import held
 from tests.statistics import Z
 
 # The package's attribute of this name is the function.
@@ -635,7 +636,7 @@ def test_the_command_writes_what_it_says(tmp_path, capsys):
     assert "4 points" in told and "median" in told
     for name in ("ledger.sqlite", "sweep.nc", "sweep.csv", "traces.nc", "sweep_adamw.png"):
         assert name in told and (out / name).stat().st_size > 0
-    rows = json.loads(table.read_text())
+    rows = held("sweep", table)
     assert rows["meta"]["steps"] == 400 and len(rows["points"]) == 4 and rows["points"][1]["weight_decay"] == 1.0
     lines = (out / "sweep.csv").read_text().splitlines()
     assert lines[0].startswith("optimizer,lr,weight_decay,norm,rotation,rms_update,norm_mcse") and len(lines) == 5

@@ -5,11 +5,11 @@ import sys
 import traceback
 
 from cyclopts import App, CycloptsError
-from cyclopts.completion.detect import ShellDetectionError
 
 from rwsim import __version__
 from rwsim.cli.audit import audit
 from rwsim.cli.cite import cite
+from rwsim.cli.completion import completion
 from rwsim.cli.convert import convert
 from rwsim.cli.derive import derive
 from rwsim.cli.doctor import doctor
@@ -18,6 +18,7 @@ from rwsim.cli.explore import explore
 from rwsim.cli.export import export, verify
 from rwsim.cli.plan import plan
 from rwsim.cli.report import report
+from rwsim.cli.schema import schema
 from rwsim.cli.shared import FAILS, HOLDS, INTERNAL, USAGE, refuse
 from rwsim.cli.sweep import sweep
 from rwsim.cli.validate import validate
@@ -38,9 +39,11 @@ app = App(
     name="rwsim", version=__version__, help="A random-walk laboratory for optimizers with weight decay.",
     print_error=False, exit_on_error=False, suppress_keyboard_interrupt=False, result_action="return_value",
 )  # fmt: skip
-for command in (validate, derive, sweep, plan, convert, audit, export, verify, experiment, report, explore, doctor, cite):
+COMMANDS = (
+    validate, derive, sweep, plan, convert, audit, export, verify, experiment, report, explore, doctor, cite, schema, completion,
+)  # fmt: skip
+for command in COMMANDS:
     app.command(command)
-app.register_install_completion_command()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -61,8 +64,6 @@ def run(arguments: list[str]) -> int:
         return refuse(error, INTERNAL if isinstance(error, WalkInterrupted) else FAILS)
     except RwsimError as error:
         return refuse(error, INTERNAL)
-    except ShellDetectionError:
-        return refuse("the shell is not known here; name it with --shell, for example --install-completion --shell bash", USAGE)
     except KeyboardInterrupt:
         return refuse("interrupted", INTERNAL)
     except BrokenPipeError:
