@@ -77,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
 def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     at_least(options, steps=51)
     if min(options.lanes) < 1:
-        raise InvalidArgument("--lanes", "must be at least 1", min(options.lanes))
+        raise InvalidArgument("--lanes", "must be at least 1", min(options.lanes), "for example --lanes 1 5 10 20")
     if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
         raise InvalidArgument("--out", "must be a file in a directory that is there", str(options.out))
     device = device_of(options.device)

@@ -58,7 +58,7 @@ def run(what: str | type[UpdateRule] | Iterable[str] = "all", order: int = 1) ->
         UnsupportedRule: A rule that the theory cannot carry; the message names the missing property.
     """
     if order < 1:
-        raise InvalidArgument("order", "must be at least 1", order)
+        raise InvalidArgument("order", "must be at least 1", order, "the leading order is 1")
     if isinstance(what, type) and issubclass(what, UpdateRule):
         return _for_rule(what, order)
     if isinstance(what, str):

@@ -70,6 +70,8 @@ def run(arguments: list[str]) -> int:
         # The reader of our output went away; say nothing more to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return INTERNAL
+    except MemoryError as error:
+        return refuse(f"not enough memory ({error or 'none left'}); take fewer steps, neurons or fan-in", USAGE)
     except Exception as error:
         traceback.print_exc()
         return refuse(f"internal error: {type(error).__name__}: {error}", INTERNAL)

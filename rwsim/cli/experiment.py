@@ -90,9 +90,9 @@ def experiment(
     if name not in known:
         raise InvalidArgument("name", f"must be one of {', '.join(known)}", name, "see rwsim experiment --list")
     if workers is not None and workers < 1:
-        raise InvalidArgument("workers", "must be at least 1", workers)
+        raise InvalidArgument("workers", "must be at least 1", workers, "leave it out for one a core")
     if resume and replot:
-        raise InvalidArgument("resume", "cannot go with --replot, which trains nothing", True)
+        raise InvalidArgument("resume", "cannot go with --replot, which trains nothing", True, "leave one of them out")
     out = Path(f"rwsim-{name}") if out is None else out
     check_place("--out", out, folder=True)
     if json_file is not None:

@@ -39,7 +39,7 @@ def explore(
         Print nothing but errors.
     """
     if not 0 <= port < 1 << 16:
-        raise InvalidArgument("port", "must lie in [0, 65535]", port)
+        raise InvalidArgument("port", "must lie in [0, 65535]", port, "0 takes any that is free")
     if static is not None:
         check_place("--static", static, folder=False)
         from rwsim.explore.document import document

@@ -156,7 +156,9 @@ def _schedule(text: str) -> str | list[float]:
     try:
         return [float(line) for line in path.read_text().split()]
     except (OSError, UnicodeDecodeError, ValueError):
-        raise InvalidArgument("schedule", "must name a file of one factor per step", text) from None
+        raise InvalidArgument(
+            "schedule", "must name a file of one factor per step", text, "for example 1.0 a line, as many as --steps"
+        ) from None
 
 
 def _lines(layer: "LayerPlan") -> list[str]:

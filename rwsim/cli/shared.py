@@ -30,10 +30,15 @@ def write_json(path: Path, document: object) -> None:
 
 def whole(_: type, tokens: Sequence[Token]) -> int:
     """Integers only: 1.5 is refused, not rounded."""
+    text = tokens[0].value
     try:
-        return int(tokens[0].value)
+        return int(text)
     except ValueError:
-        raise InvalidArgument((tokens[0].keyword or "").lstrip("-"), "must be a whole number", tokens[0].value) from None
+        try:
+            remedy = f"write {int(float(text))}" if float(text).is_integer() and abs(float(text)) < 1e15 else "for example 15000"
+        except ValueError:
+            remedy = "for example 15000"
+        raise InvalidArgument((tokens[0].keyword or "").lstrip("-"), "must be a whole number", text, remedy) from None
 
 
 Whole = Annotated[int, Parameter(converter=whole)]

@@ -152,7 +152,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
             raise InvalidArgument("neuron_dims", "must hold whole numbers", dims, "give (0,), or (1,) for a transposed convolution")
         group["neuron_dims"] = tuple(dims)
         if not isinstance(group["blocks"], int) or group["blocks"] < 1:
-            raise InvalidArgument("blocks", "must be a whole number of at least 1", group["blocks"])
+            raise InvalidArgument("blocks", "must be a whole number of at least 1", group["blocks"], "the default is 1")
         for param in group["params"]:
             if param.is_complex():
                 raise InvalidArgument("params", f"must be real for {type(self).__name__}", param.dtype, "pass torch.view_as_real(param)")
@@ -166,7 +166,9 @@ class RotationalOptimizer(torch.optim.Optimizer):
         if self._turns(group):
             rotation = self.rotation(group)
             if not _lies(rotation, 0.0, math.inf):
-                raise InvalidArgument("rotation", "must lie in [0, inf) radians per step", rotation)
+                raise InvalidArgument(
+                    "rotation", "must lie in [0, inf) radians per step", rotation, "leave it out for the rate of the hyperparameters"
+                )
             if group["rotational"] and group["rotation"] is None and not rotation:
                 got = f"lr {group['lr']}, weight_decay {group.get('weight_decay', 0)}"
                 raise InvalidArgument("rotational", "cannot be True at a rotation of 0", got, "give weight_decay or rotation")
