@@ -81,14 +81,13 @@ def experiment(
     quiet
         Print nothing but errors.
     """
-    from rwsim.experiments import EXPERIMENTS, STUDIES
+    from rwsim.experiments import NAMES
 
-    known: dict[str, Experiment | Study] = {**EXPERIMENTS, **STUDIES}
     if list_names:
-        print("\n".join(known))
+        print("\n".join(NAMES))
         return HOLDS
-    if name not in known:
-        raise InvalidArgument("name", f"must be one of {', '.join(known)}", name, "see rwsim experiment --list")
+    if name not in NAMES:
+        raise InvalidArgument("name", f"must be one of {', '.join(NAMES)}", name, "see rwsim experiment --list")
     if workers is not None and workers < 1:
         raise InvalidArgument("workers", "must be at least 1", workers, "leave it out for one a core")
     if resume and replot:
@@ -97,8 +96,11 @@ def experiment(
     check_place("--out", out, folder=True)
     if json_file is not None:
         check_place("--json", json_file, folder=False)
+    from rwsim.experiments import EXPERIMENTS, STUDIES
     from rwsim.experiments.conduct import kept_study
     from rwsim.experiments.run import Settings, kept
+
+    known: dict[str, Experiment | Study] = {**EXPERIMENTS, **STUDIES}
 
     if replot:
         result: Result | StudyResult = kept_study(STUDIES[name], out) if name in STUDIES else kept(EXPERIMENTS[name], out)
