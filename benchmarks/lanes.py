@@ -4,7 +4,9 @@
 
 Each row trains so many lanes of one recipe and different seeds on drawn data, measured every tenth step as in the studies. The table gives
 the time of a step over the number of lanes, after the first 50 steps, which capture and warm up; and the ratio to one lane without graphs,
-which is the first row of a network. On a CPU lanes would go one after the other: one is measured. Exit 0 = measured, 2 = bad usage, 3 = interrupted or failed.
+which is the first row of a network. On a CPU lanes would go one after the other: one is measured.
+
+Exit 0 = measured, 2 = bad usage, 3 = interrupted or failed.
 """
 
 import argparse

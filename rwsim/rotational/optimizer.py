@@ -102,7 +102,8 @@ class RotationalOptimizer(torch.optim.Optimizer):
                 known = ", ".join([*(key for key in defaults if key not in self.options), *self.options])
                 raise InvalidArgument(name, f"is not an option of {type(self).__name__}", options[name], f"it takes {known}")
         super().__init__(params, {**defaults, **self.options, **options})
-        if not any(self._turns(group) for group in self.param_groups):
+        # Who says rotational=False knows.
+        if all(group["rotational"] is None and not self._turns(group) for group in self.param_groups):
             said = "only matrices (and tensors of more dimensions) under weight decay do, or under a rotation that is given"
             warnings.warn(f"No parameter of this {type(self).__name__} rotates: {said}.", stacklevel=3)
 
