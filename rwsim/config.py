@@ -32,7 +32,8 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> InvalidArgu
     if field is None:
         remedy = f"known: {', '.join(model.model_fields)}" if first["type"] == "extra_forbidden" else ""
     else:
-        remedy = "" if field.is_required() or field.default_factory else f"the default is {field.default}"
+        known = not field.is_required() and field.default is not None and not field.default_factory
+        remedy = f"the default is {field.default}" if known else "" if field.is_required() else "leave it out for the default"
     return InvalidArgument(".".join(map(str, first["loc"])), f"must be {message}", first["input"], remedy)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -45,13 +46,22 @@ Whole = Annotated[int, Parameter(converter=whole)]
 
 
 def check_place(argument: str, path: Path, folder: bool) -> None:
-    """Refuse, before any work and without creating anything, a place that cannot be written to."""
-    if folder and path.exists() and not path.is_dir():
-        raise InvalidArgument(argument, "must be a directory", str(path), "name one that is not a file")
-    if not folder and path.is_dir():
-        raise InvalidArgument(argument, "must be a file", str(path), "name a file in that directory")
-    above = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
-    if not path.exists() and not above.is_dir():
-        raise InvalidArgument(argument, f"must not lie below the file {above.name}", str(path), "name another place")
-    if not os.access(above, os.W_OK):
-        raise InvalidArgument(argument, "must be writable", str(path), "name another place")
+    """Refuse, before any work and without leaving anything there, a place that cannot be written to."""
+    try:
+        if folder and path.exists() and not path.is_dir():
+            raise InvalidArgument(argument, "must be a directory", str(path), "name one that is not a file")
+        if not folder and path.is_dir():
+            raise InvalidArgument(argument, "must be a file", str(path), "name a file in that directory")
+        above = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
+        if not path.exists() and not above.is_dir():
+            raise InvalidArgument(argument, f"must not lie below the file {above.name}", str(path), "name another place")
+        if not os.access(above, os.W_OK):
+            raise InvalidArgument(argument, "must be writable", str(path), "name another place")
+        if above.is_dir():  # what may be written need not be: /proc, a full disk
+            with tempfile.TemporaryFile(dir=above):
+                pass
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidArgument(argument, f"must be writable ({reason})", str(path)[:200], "name another place") from None

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from rwsim.config import WalkSettings
+from rwsim.config import MOST, MOST_STEPS, WalkSettings
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers import RULES, UpdateRule, find_rule
 from rwsim.theory.factors import schedule_factors
@@ -48,9 +48,9 @@ class SweepConfig(WalkSettings):
     design: Literal["grid", "random", "latin"] = Field("grid", description="Every combination, or points drawn within the axes.")
     points: int | None = Field(None, ge=1, description="Points of a random or latin design.")
     replicates: int = Field(1, ge=1, description="Walks of each point, alike but for their random numbers.")
-    layers: int = Field(1, ge=1, description="Independent copies of the layer that one point walks.")
+    layers: int = Field(1, ge=1, le=MOST, description="Independent copies of the layer that one point walks.")
     loss_scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="Factor on the output gradients.")
-    window: int | None = Field(None, ge=1, description="Steps per recorded window; by default a fortieth of the walk.")
+    window: int | None = Field(None, ge=1, le=MOST_STEPS, description="Steps per recorded window; by default a fortieth of the walk.")
 
     @property
     def window_steps(self) -> int:

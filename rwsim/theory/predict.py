@@ -9,6 +9,9 @@ from rwsim.optimizers import UpdateRule, find_rule
 from rwsim.theory.equilibrium import Prediction, predict_equilibrium
 from rwsim.theory.noise import IdealWalk, ToySystem, gammas_over_draws
 
+# More, as in rwsim.config, is a slip of the keyboard.
+_MOST = 10**7
+
 
 def predict(
     rule: str | type[UpdateRule],
@@ -68,6 +71,8 @@ def gradient_law(
     """
     if fan_in < 2:
         raise InvalidArgument("fan_in", "must be at least 2 (one coordinate cannot rotate)", fan_in, "give a larger fan-in")
+    if fan_in > _MOST:
+        raise InvalidArgument("fan_in", f"must be at most {_MOST:,}", fan_in, "give the weights of one neuron")
     if batch is None:
         return IdealWalk(fan_in)
     if batch < 4:
