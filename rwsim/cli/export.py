@@ -53,9 +53,11 @@ def export(
     quiet
         Print nothing but errors.
     """
+    check_place("out", out, folder=False)
+    if json_file is not None:
+        check_place("--json", json_file, folder=False)
     from rwsim.export.harness import export
 
-    check_place("out", out, folder=False)
     return _run(
         lambda progress: export(rule, out, rate=rate, rotation=rotation, seed=seed, progress=progress), json_file, quiet, f"wrote {out}"
     )
@@ -85,6 +87,8 @@ def verify(
     quiet
         Print nothing but errors.
     """
+    if json_file is not None:
+        check_place("--json", json_file, folder=False)
     from rwsim.export.harness import verify
 
     return _run(lambda progress: verify(file, progress=progress), json_file, quiet, f"{file} is verified")
@@ -93,8 +97,6 @@ def verify(
 def _run(work, json_file: Path | None, quiet: bool, said: str) -> int:
     from rich.console import Console
 
-    if json_file is not None:
-        check_place("--json", json_file, folder=False)
     console, began = Console(quiet=quiet, soft_wrap=True), time.monotonic()
     with console.status("") as status:
         try:

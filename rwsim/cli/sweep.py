@@ -142,6 +142,10 @@ def sweep(
     quiet
         Print nothing but errors.
     """
+    if not (print_config or print_schema):
+        check_place("--out", out, folder=True)
+        if json_file is not None:
+            check_place("--json", json_file, folder=False)
     from rwsim.sweeps.grid import SweepConfig
     from rwsim.sweeps.ledger import NAME
 
@@ -158,9 +162,6 @@ def sweep(
     if print_config:
         print(config.to_toml(), end="")
         return HOLDS
-    check_place("--out", out, folder=True)
-    if json_file is not None:
-        check_place("--json", json_file, folder=False)
     from rwsim.sweeps import result
 
     if log is not None:
