@@ -2,6 +2,7 @@ import importlib
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,3 +36,21 @@ def _no_stray_random_numbers():
     before = torch.get_rng_state()
     yield
     assert torch.equal(before, torch.get_rng_state()), "a test drew from torch's global generator"
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """The small sweep, uninterrupted."""
+    from rwsim.sweeps.sweep import sweep
+    from tests.sweeping import config
+
+    return sweep(config(), tmp_path_factory.mktemp("whole")).data
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch):
+    """Sweeps in batches of one point."""
+    from rwsim.sweeps import run
+
+    plan = run.plan
+    monkeypatch.setattr("rwsim.sweeps.sweep.plan", lambda *given: replace(plan(*given), batch=1))
