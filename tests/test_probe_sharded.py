@@ -19,7 +19,7 @@ from rwsim.probe import CSVWriter
 from rwsim.probe.quantities import QUANTITIES
 from tests.forked import together
 from tests.probing import Lion
-from tests.test_rotational_sharded import LAYOUTS, Layout, Net, data, train, two_dimensional
+from tests.sharding import LAYOUTS, Layout, Net, data, train, two_dimensional
 
 STEPS = 4
 # foreach does not take plain and sharded parameters together.
