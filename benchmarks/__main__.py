@@ -76,12 +76,12 @@ def _refuse(error: object, status: int) -> int:
 
 def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
     if not 0 < options.seconds < math.inf:
-        raise InvalidArgument("--seconds", "must be positive and finite", options.seconds)
+        raise InvalidArgument("--seconds", "must be positive and finite", options.seconds, "for example 2")
     for name in ("configs", "steps"):
         if (value := getattr(options, name)) is not None and value < 1:
-            raise InvalidArgument(f"--{name}", "must be at least 1", value)
+            raise InvalidArgument(f"--{name}", "must be at least 1", value, "leave it out for the default")
     if options.seed < 0:
-        raise InvalidArgument("--seed", "must be at least 0", options.seed)
+        raise InvalidArgument("--seed", "must be at least 0", options.seed, "for example 0")
     if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
         raise InvalidArgument("--out", "must be a file in a directory that is there", str(options.out))
     # Not `resolve_device`'s auto, which is the CPU: what is measured here is the machine.

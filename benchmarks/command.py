@@ -51,7 +51,7 @@ def at_least(options: argparse.Namespace, **least: int) -> None:
     """Raise InvalidArgument for an option below its least value."""
     for name, value in least.items():
         if getattr(options, name) < value:
-            raise InvalidArgument(f"--{name}", f"must be at least {value}", getattr(options, name))
+            raise InvalidArgument(f"--{name}", f"must be at least {value}", getattr(options, name), "leave it out for the default")
 
 
 def heading(name: str, device: torch.device, arguments: Sequence[str]) -> str:

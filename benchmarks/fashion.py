@@ -134,7 +134,7 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     training, test = load(options.data)
     held = len(training) // _VALIDATION
     if (fewest := len(training) - held) < options.batch:
-        raise InvalidArgument("--batch", f"must be at most {fewest}, the training images", options.batch)
+        raise InvalidArgument("--batch", f"must be at most {fewest}, the training images", options.batch, "take a smaller batch")
     if options.out is not None:
         try:
             options.out.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,9 @@
 
 Each row trains so many lanes of one recipe and different seeds on drawn data, measured every tenth step as in the studies. The table gives
 the time of a step over the number of lanes, after the first 50 steps, which capture and warm up; and the ratio to one lane without graphs,
-which is the first row of a network. On a CPU lanes go one after the other. Exit 0 = measured, 2 = bad usage, 3 = interrupted or failed.
+which is the first row of a network. On a CPU lanes would go one after the other: one is measured.
+
+Exit 0 = measured, 2 = bad usage, 3 = interrupted or failed.
 """
 
 import argparse
@@ -58,7 +60,7 @@ def milliseconds(recipe: Recipe, lanes: int, device: torch.device, capture: bool
 def _parser() -> Parser:
     parser = Parser(NAME, __doc__)
     add = parser.add_argument
-    add("--lanes", type=int, nargs="+", default=[1, 5, 10, 20])
+    add("--lanes", type=int, nargs="+", help="on CUDA; default 1 5 10 20")
     add("--network", nargs="+", choices=NETWORKS, default=["resnet", "gpt"])
     add("--optimizer", choices=("sgdm", "adamw", "lion"), default="adamw")
     add("--rotational", action="store_true", help="its rotational variant")
@@ -76,11 +78,15 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     at_least(options, steps=51)
-    if min(options.lanes) < 1:
-        raise InvalidArgument("--lanes", "must be at least 1", min(options.lanes))
+    lanes_of_a_graph = options.lanes or [1, 5, 10, 20]
+    if min(lanes_of_a_graph) < 1:
+        raise InvalidArgument("--lanes", "must be at least 1", min(lanes_of_a_graph), "for example --lanes 1 5 10 20")
     if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
         raise InvalidArgument("--out", "must be a file in a directory that is there", str(options.out))
     device = device_of(options.device)
+    if options.lanes and device.type != "cuda":
+        remedy = "leave it out, or take --device cuda"
+        raise InvalidArgument("--lanes", "cannot be given on a CPU, where lanes share no graphs and one is measured", options.lanes, remedy)
     title = heading(NAME, device, arguments)
     print(f"{title}\n\n{'network':<10}{'lanes':>6}{'graphs':>8}{'ms a step and lane':>20}{'x one plain lane':>18}")
     rows = []
@@ -90,7 +96,7 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         variant: dict[str, Any] | None = {} if options.rotational else None
         recipe = Recipe(name, options.optimizer, hyper, options.steps, batch, size, autocast=options.autocast, rotational=variant)
         plain = milliseconds(recipe, 1, device, capture=False)
-        captured = [(lanes, milliseconds(recipe, lanes, device, True)) for lanes in options.lanes] if device.type == "cuda" else []
+        captured = [(lanes, milliseconds(recipe, lanes, device, True)) for lanes in lanes_of_a_graph] if device.type == "cuda" else []
         for graphs, lanes, taken in [(False, 1, plain), *((True, *one) for one in captured)]:
             print(f"{name:<10}{lanes:>6}{'yes' if graphs else 'no':>8}{taken:>20.3f}{taken / plain:>18.3f}", flush=True)
             rows.append({

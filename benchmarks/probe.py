@@ -110,7 +110,9 @@ def _measure(options: argparse.Namespace, arguments: Sequence[str]) -> None:
     options.batch = options.batch if options.batch is not None else 32 if cuda else 8
     at_least(options, batch=1, repeats=1, steps=1)
     if options.steps % 10:
-        raise InvalidArgument("--steps", "must be a multiple of 10, so that every repeat measures as often", options.steps)
+        raise InvalidArgument(
+            "--steps", "must be a multiple of 10, so that every repeat measures as often", options.steps, "for example 100"
+        )
     if options.out is not None and (options.out.is_dir() or not options.out.parent.is_dir()):
         raise InvalidArgument("--out", "must be a file in a directory that is there", str(options.out))
     title = heading(NAME, device, arguments)

@@ -41,6 +41,9 @@ DERIVATIONS: Mapping[str, Derivation] = MappingProxyType({m.DERIVATION.id: m.DER
 # The rules of the paper; the derivations that hold for every rule are run for these unless a rule is named.
 PAPER_RULES = tuple(RULES[name] for name in ("sgdm", "adamw", "adam_l2", "lion"))
 
+# Each order takes longer than all before it.
+_HIGHEST = 12
+
 
 def run(what: str | type[UpdateRule] | Iterable[str] = "all", order: int = 1) -> list[Result]:
     """Run derivations.
@@ -57,8 +60,8 @@ def run(what: str | type[UpdateRule] | Iterable[str] = "all", order: int = 1) ->
         InvalidArgument: Neither an id nor a rule.
         UnsupportedRule: A rule that the theory cannot carry; the message names the missing property.
     """
-    if order < 1:
-        raise InvalidArgument("order", "must be at least 1", order)
+    if not 1 <= order <= _HIGHEST:
+        raise InvalidArgument("order", f"must lie in [1, {_HIGHEST}]", order, "the leading order is 1")
     if isinstance(what, type) and issubclass(what, UpdateRule):
         return _for_rule(what, order)
     if isinstance(what, str):

@@ -20,11 +20,21 @@ PAPER_CASES: tuple[tuple[str, float, Mapping[str, Any]], ...] = (
 )
 
 
-def first_problem(error: ValidationError) -> InvalidArgument:
-    """The first of pydantic's complaints, as ours."""
+# More of anything is a slip of the keyboard, and would end in the middle of the work.
+MOST_STEPS, MOST = 10**9, 10**7
+
+
+def first_problem(error: ValidationError, model: type[BaseModel]) -> InvalidArgument:
+    """The first of pydantic's complaints about a model's values, as ours."""
     first = error.errors()[0]
     message = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    return InvalidArgument(".".join(map(str, first["loc"])), f"must be {message}", first["input"])
+    field = model.model_fields.get(str(first["loc"][0])) if first["loc"] else None
+    if field is None:
+        remedy = f"known: {', '.join(model.model_fields)}" if first["type"] == "extra_forbidden" else ""
+    else:
+        known = not field.is_required() and field.default is not None and not field.default_factory
+        remedy = f"the default is {field.default}" if known else "" if field.is_required() else "leave it out for the default"
+    return InvalidArgument(".".join(map(str, first["loc"])), f"must be {message}", first["input"], remedy)
 
 
 _Settings = TypeVar("_Settings", bound="WalkSettings")
@@ -35,10 +45,10 @@ class WalkSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    steps: int = Field(15_000, ge=1)
-    neurons: int = Field(128, ge=1)
-    fan_in: int = Field(128, ge=2)
-    batch: int = Field(32, ge=4)
+    steps: int = Field(15_000, ge=1, le=MOST_STEPS)
+    neurons: int = Field(128, ge=1, le=MOST)
+    fan_in: int = Field(128, ge=2, le=MOST)
+    batch: int = Field(32, ge=4, le=MOST)
     gradient: Literal["marginal", "faithful", "gaussian"] = "marginal"
     gamma: Literal["normal", "uniform"] = "normal"
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -51,13 +61,13 @@ class WalkSettings(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            raise first_problem(error) from None
+            raise first_problem(error, cls) from None
 
 
 class Settings(WalkSettings):
     """Settings of a validation."""
 
-    layers: int | None = Field(None, ge=1)
+    layers: int | None = Field(None, ge=1, le=MOST)
     loss_scale: float | None = Field(None, gt=0, allow_inf_nan=False)
     margin: float = Field(0.01, gt=0, lt=1)
     window: int = Field(100, ge=1)

@@ -34,6 +34,8 @@ _FAR = 0.05
 _Group = tuple[UpdateRule, dict[str, Array], set[int] | None]
 # Entries of a path in the published form.
 _POINTS = 201
+# Every step is kept: more do not fit into memory.
+_MOST_STEPS = 10**8
 
 
 @dataclass(frozen=True)
@@ -163,13 +165,13 @@ def plan(
         >>> found.warnings[0]
         'layer: equilibrium is never reached: its norm takes 10,000,000 steps to forget its start, 5,000 times the run.'
     """
-    if steps < 1:
-        raise InvalidArgument("steps", "must be at least 1", steps)
+    if not 1 <= steps <= _MOST_STEPS:
+        raise InvalidArgument("steps", f"must lie in [1, {_MOST_STEPS:,}]", steps, "give the optimizer's steps, not samples or tokens")
     _law(fan_in, batch, loss_scale, gamma, seed)  # refuses what is out of range before any work
     if init_norm is not None and not 0 < init_norm < math.inf:
         raise InvalidArgument("init_norm", "must lie in (0, inf)", init_norm, "give the RMS norm of a neuron's weights")
     if not 0 <= warmup < steps:
-        raise InvalidArgument("warmup", f"must lie in [0, {steps}), the steps of the run", warmup)
+        raise InvalidArgument("warmup", f"must lie in [0, {steps}), the steps of the run", warmup, "it is part of the run")
     if isinstance(optimizer, str) or (isinstance(optimizer, type) and issubclass(optimizer, UpdateRule)):
         groups: list[_Group] = [(find_rule(optimizer)(**hyper), _factors(schedule, warmup, steps), None)]
         if scheduler is not None:
@@ -184,7 +186,9 @@ def plan(
             law = _law(width, batch, loss_scale, gamma, seed)
             layers.append(_layer_plan(name, rule, law, norm, factors, steps))
     if not layers:
-        raise InvalidArgument("model", "must hold a weight of two or more dimensions that the optimizer trains", model)
+        raise InvalidArgument(
+            "model", "must hold a weight of two or more dimensions that the optimizer trains", model, "vectors have no neurons to rotate"
+        )
     for layer in layers:
         notes += _warnings(layer)
     return Plan(tuple(layers), notes)
@@ -206,7 +210,7 @@ def _factors(schedule: str | Sequence[float] | Mapping[str, Any], warmup: int, s
         try:
             found[name] = np.asarray(values, dtype=float)
         except (TypeError, ValueError):
-            raise InvalidArgument("schedule", "must be numbers, one factor per step", values) from None
+            raise InvalidArgument("schedule", "must be numbers, one factor per step", values, "give as many as steps") from None
     return found
 
 

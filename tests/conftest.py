@@ -2,6 +2,7 @@ import importlib
 import os
 import signal
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,3 +42,21 @@ def _no_stray_random_numbers():
 def deterministic(monkeypatch):
     """Convolutions sum over a batch in one order from run to run."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """The small sweep, uninterrupted."""
+    from rwsim.sweeps.sweep import sweep
+    from tests.sweeping import config
+
+    return sweep(config(), tmp_path_factory.mktemp("whole")).data
+
+
+@pytest.fixture
+def one_at_a_time(monkeypatch):
+    """Sweeps in batches of one point."""
+    from rwsim.sweeps import run
+
+    plan = run.plan
+    monkeypatch.setattr("rwsim.sweeps.sweep.plan", lambda *given: replace(plan(*given), batch=1))

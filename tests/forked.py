@@ -1,21 +1,27 @@
 """Python processes that start in a tenth of a second: forked from one that has loaded the libraries, but nothing of rwsim.
 
 What every start takes (torch, sympy, SciPy: up to eight seconds of CPU) is so paid once for a pytest process. `python()` is a command
-like `python`, for `-c CODE` and `-m MODULE`: own directory, environment and streams, and what it imports of rwsim is imported anew.
+like `python`, for `-c CODE` and `-m MODULE`: own directory, environment and streams, SIGINT and SIGKILL reach it, and what it imports of
+rwsim is imported anew.
 This file is the server (`forked.py SOCKET`, until its stdin ends) and the client (`forked.py SOCKET -c CODE`) too.
 """
 
 import json
 import os
 import select
+import signal
 import socket
 import sys
+import time
+from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 # `torch._dynamo` is what the first optimizer of a process imports.
 LIBRARIES = [
-    "torch", "torch._dynamo", "sympy.physics.units", "sympy.printing.numpy", "scipy.stats", "scipy.signal", "pydantic", "cyclopts",
-    "rich.table", "matplotlib.pyplot", "xarray",
+    "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict",
+    "sympy.physics.units", "sympy.printing.numpy", "scipy.stats", "scipy.signal", "pydantic", "cyclopts", "rich.table", "matplotlib.pyplot",
+    "xarray", "pytest",
 ]  # fmt: skip
 
 
@@ -41,10 +47,25 @@ def python() -> tuple[str, ...]:
     return (start[0], "-P", "-S", *start[2:])
 
 
+def together(calls: Sequence[str], seconds: float) -> list[str]:
+    """Run code of the tests side by side, each in a process of its own; what each says on stderr. All are killed after `seconds`."""
+    import subprocess
+
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen([*python(), "-c", code], env=env, stderr=subprocess.PIPE, text=True) for code in calls]
+    deadline, said = time.monotonic() + seconds, []
+    for process in processes:
+        try:
+            said.append(process.communicate(timeout=max(0.0, deadline - time.monotonic()))[1])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said.append(f"killed after {seconds} s: {process.communicate()[1]}")
+    return said
+
+
 def serve(place: str) -> None:
     import gc
     import importlib
-    import signal
     import threading
 
     listener = socket.socket(socket.AF_UNIX)
@@ -69,9 +90,7 @@ def serve(place: str) -> None:
 
 
 def _attend(client: socket.socket) -> None:
-    """Fork a process for a client and tell its exit status; it ends with the client. Does not return."""
-    import signal
-
+    """Fork a process for a client and tell its exit status; it hears the client's Ctrl-C and ends with it. Does not return."""
     streams = socket.recv_fds(client, 1, 3)[1]
     arguments, directory, env = json.loads(client.makefile().readline())
     if (worker := os.fork()) == 0:
@@ -81,8 +100,11 @@ def _attend(client: socket.socket) -> None:
     for stream in streams:
         os.close(stream)
     done = os.pidfd_open(worker)
-    if done not in select.select([client.fileno(), done], [], [])[0]:
-        os.killpg(worker, signal.SIGKILL)
+    while done not in select.select([client.fileno(), done], [], [])[0]:
+        if not client.recv(1):
+            os.killpg(worker, signal.SIGKILL)
+            break
+        os.kill(worker, signal.SIGINT)
     status = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     client.sendall(bytes([status if status >= 0 else 128 - status]))
     os._exit(0)
@@ -139,6 +161,7 @@ def ask(place: str, arguments: list[str]) -> int:
         server.connect(place)
         socket.send_fds(server, [b"\0"], [0, 1, 2])
         server.sendall(json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode() + b"\n")
+        signal.signal(signal.SIGINT, lambda *_: server.sendall(b"c"))
         status = server.recv(1)
     return status[0] if status else 125  # the server is gone
 

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,8 @@ from rwsim.audit.junit import junit
 from rwsim.cli import FAILS, HOLDS, INTERNAL, USAGE, run
 from rwsim.cli.audit import _settings
 from rwsim.errors import InvalidArgument
+from tests.forked import python
+from tests.published import held
 
 MINE = """\
 import torch
@@ -64,7 +65,7 @@ def test_holds_departs_and_identifies(capsys):
     )
     out = capsys.readouterr().out
     assert "torch.optim:AdamW: holds the law adamw" in out and "P1 first step" in out and out.count("held") == 2 and "nothing found" in out
-    assert json.loads(Path("deep/r.json").read_text())["passed"] and ElementTree.parse("deep/r.xml").getroot().get("failures") == "0"
+    assert held("audit", Path("deep/r.json"))["passed"] and ElementTree.parse("deep/r.xml").getroot().get("failures") == "0"
     assert run(["audit", "mine.py:Twice", "--law", "adamw", "--probe", "P1,P2"]) == FAILS
     out = capsys.readouterr().out
     assert "mine.py:Twice: departs from the law adamw" in out and "Decay applied twice" in " ".join(out.split())
@@ -147,7 +148,7 @@ def test_an_audit_that_cannot_finish_exits_three(monkeypatch, capsys):
 
 
 def test_ctrl_c_ends_the_child_and_exits_three(tmp_path):
-    command = [sys.executable, "-m", "rwsim.cli", "audit", "mine.py:Hangs", "--probe", "P1", "--json", "r.json"]
+    command = [*python(), "-m", "rwsim.cli", "audit", "mine.py:Hangs", "--probe", "P1", "--json", "r.json"]
     Path("mine.py").write_text(
         MINE.replace(
             'print("waiting", flush=True)', "Hangs.built += 1; Hangs.built == 4 and open('pid', 'w').write(str(__import__('os').getpid()))"

@@ -15,6 +15,7 @@ import rwsim
 from rwsim.audit import PROBES, inside, isolation
 from rwsim.audit.context import Result
 from rwsim.errors import AuditInterrupted, InvalidArgument, Unavailable
+from tests.forked import python
 
 HEAD = """\
 import ctypes, os, random, shutil, signal, subprocess, sys, time
@@ -196,7 +197,7 @@ def test_no_orphan_is_left(new_session):
 def test_the_child_dies_with_the_audit():
     Path("opt.py").write_text(f"{HEAD}\nopen('pid', 'w').write(str(os.getpid()))\nspin()\n")
     code = "import rwsim; rwsim.audit('opt.py:Faulty')"
-    parent = subprocess.Popen([sys.executable, "-c", code])
+    parent = subprocess.Popen([*python(), "-c", code])
     pid = _written("pid")
     parent.kill()
     parent.wait()

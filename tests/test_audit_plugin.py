@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -83,14 +84,10 @@ def suite(directory: Path, *arguments: str) -> tuple[int, str]:
     env = {**os.environ, "PYTHONPATH": f"{Path(rwsim.__file__).parent.parent}{os.pathsep}{directory}"}
     env.pop("PYTEST_ADDOPTS", None)
     # The installation under test may be older than the entry point; naming the plugin twice is an error.
-    listed = subprocess.run([sys.executable, "-c", _LISTED], env=env, capture_output=True, text=True, check=True).stdout.strip()
-    plugin = [] if listed == "True" else ["-p", "rwsim.audit.plugin"]
+    plugin = [] if any(entry.value == "rwsim.audit.plugin" for entry in entry_points(group="pytest11")) else ["-p", "rwsim.audit.plugin"]
     command = [*python(), "-m", "pytest", *plugin, "-W", "error", "--strict-markers", "-p", "no:cacheprovider", "-p", "no:jaxtyping"]
     done = subprocess.run([*command, *arguments], cwd=directory, env=env, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout + done.stderr
-
-
-_LISTED = "from importlib.metadata import entry_points as e; print(any(p.value == 'rwsim.audit.plugin' for p in e(group='pytest11')))"
 
 
 def test_green_then_red_with_the_diagnosis(tmp_path):

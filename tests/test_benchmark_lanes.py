@@ -14,7 +14,7 @@ OPTIONS = ["--device", "cpu", "--tiny", "--steps", "60"]
 
 def test_table_and_file(tmp_path, capsys):
     file = tmp_path / "lanes.csv"
-    assert main([*OPTIONS, "--lanes", "1", "3", "--network", "resnet", "gpt", "--out", str(file)]) == 0
+    assert main([*OPTIONS, "--network", "resnet", "gpt", "--out", str(file)]) == 0
     text = capsys.readouterr().out
     with file.open() as lines:
         rows = list(csv.DictReader(lines))
@@ -43,7 +43,7 @@ def test_sizes_fit_their_networks():
         assert sum(param.numel() for param in build(name, 0, **size).parameters()) > 5e4
 
 
-@pytest.mark.parametrize("options", [["--steps", "50"], ["--lanes", "0"], ["--out", "/nowhere/x.csv"]])
+@pytest.mark.parametrize("options", [["--steps", "50"], ["--lanes", "0"], ["--lanes", "1", "3"], ["--out", "/nowhere/x.csv"]])
 def test_rejects(options, capsys):
     assert main([*OPTIONS, *options]) == 2
     assert capsys.readouterr().err.startswith("benchmarks.lanes: error:")

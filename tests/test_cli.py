@@ -9,6 +9,8 @@ import pytest
 
 from rwsim.cli import FAILS, HOLDS, INTERNAL, USAGE, run
 from rwsim.walk.measure import Recorder
+from tests.forked import python
+from tests.published import held
 
 QUICK = ["--optimizer", "adamw", "--lr", "0.02", "--weight-decay", "2", "--betas", "0.9", "0.99", "--steps", "1500", "--neurons", "64"]
 
@@ -23,7 +25,7 @@ def test_validate_holds_and_writes_everything(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.count("agrees") == 3 and "adamw lr=0.02 weight_decay=2 betas=0.9/0.99" in out and "nothing" not in out
     assert max(map(len, out.splitlines())) <= 80
-    document = json.loads((tmp_path / "deep" / "records.json").read_text())
+    document = held("validate", tmp_path / "deep" / "records.json")
     assert document == json.loads((tmp_path / "results" / "validation.json").read_text()) and document["meta"]["passed"]
     assert (tmp_path / "results" / "walk.png").read_bytes()[:4] == b"\x89PNG"
     rows = (tmp_path / "results" / "walk.csv").read_text().splitlines()
@@ -56,6 +58,14 @@ BAD_USAGE = {
     "--steps 0": "`steps`",
     "--steps 1.5": "must be a whole number",
     "--steps many": "--steps",
+    "--steps 1e4": "must be a whole number, got '1e4'; write 10000.",
+    "--steps 1e24": "must be a whole number, got '1e24'; for example 15000.",
+    f"--steps {10**24}": "`steps` must be less than or equal to 1000000000",
+    f"--neurons {10**24}": "`neurons` must be less than or equal to 10000000, got 1000000000000000000000000; the default is 128.",
+    f"--fan-in {10**24}": "`fan_in` must be less than or equal to 10000000",
+    "--json /proc/x.json": "`--json` must be writable (",
+    "--out /proc/x": "`--out` must be writable (",
+    f"--out {'x' * 300}": "`--out` must be writable (File name too long)",
     "--neurons 0": "`neurons`",
     "--layers 0": "`layers`",
     "--margin 0": "`margin`",
@@ -109,7 +119,7 @@ def test_an_internal_error_is_no_verdict(monkeypatch, capsys):
 
 def test_ctrl_c_keeps_what_was_measured_and_exits_three(tmp_path):
     """A real signal to a real process, when its first optimizer is done and others still walk."""
-    command = [sys.executable, "-m", "rwsim.cli", "validate", "--steps", "4000", "--neurons", "16", "--fan-in", "16"]
+    command = [*python(), "-m", "rwsim.cli", "validate", "--steps", "4000", "--neurons", "16", "--fan-in", "16"]
     process = subprocess.Popen([*command, "--json", "records.json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:  # the first table is printed when its walk is done
@@ -118,7 +128,7 @@ def test_ctrl_c_keeps_what_was_measured_and_exits_three(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == INTERNAL and "interrupted" in err and "Traceback" not in err
-    document = json.loads((tmp_path / "records.json").read_text())
+    document = held("validate", tmp_path / "records.json")
     assert document["meta"]["status"] == "WalkInterrupted" and len(document["records"]) in (3, 6, 9, 12)
 
 

@@ -1,7 +1,6 @@
 """Conversions: round trips, known identities, and walks of both sides that turn and move alike."""
 
 import itertools
-import json
 import math
 
 import pytest
@@ -17,6 +16,7 @@ from rwsim.theory.transient import approach
 from rwsim.walk.job import Job
 from rwsim.walk.simulate import run as walk
 from rwsim.walk.system import Layer
+from tests.published import held
 
 PAIRS = list(itertools.permutations(("sgdm", "adamw", "adam_l2", "lion"), 2))
 # Of the toy system, and of free gradients of unit variance; rotation 0.01 to 0.03 and a memory of 50 to 500 steps.
@@ -303,7 +303,7 @@ def test_command_line(tmp_path, capsys):
     assert run([*arguments, "--json", str(tmp_path / "deep" / "file.json")]) == HOLDS
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80 and "solved" in out and "matched" in out and "gradient scale" in out
-    document = json.loads((tmp_path / "deep" / "file.json").read_text())
+    document = held("convert", tmp_path / "deep" / "file.json")
     assert document["meta"]["batch"] == 32 and document["from"]["optimizer"] == "adamw" and document["to"]["momentum"] == 0.9
     found = convert("adamw", "sgdm", lr=1e-3, weight_decay=0.1)
     assert document["to"]["lr"] == found.target.values.lr and document["notes"] == list(found.notes)

@@ -20,6 +20,7 @@ from rwsim.cli import run as command
 from rwsim.errors import InvalidArgument, UnsupportedRule
 from rwsim.optimizers import RULES, SGDM, AdamW, Lion, UpdateRule
 from rwsim.theory import symbols as sym
+from tests.published import held
 
 # THEORY.md section 1, candidate by candidate.
 CANDIDATES = {
@@ -253,7 +254,7 @@ def test_derive_command_prints_and_writes_every_step(fmt, sign, tmp_path, capsys
     assert command(["derive", "sgd", "--format", fmt, "--json", str(file)]) == HOLDS
     out, err = capsys.readouterr()
     assert sign in out and err == ""
-    written = json.loads(file.read_text())
+    written = held("derive", file)
     expected = run("sgd")
     assert [(r["id"], r["ok"], [s["name"] for s in r["steps"]]) for r in written] == [
         (r.derivation.id, True, [s.name for s, _ in r.checked]) for r in expected

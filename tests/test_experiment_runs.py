@@ -22,6 +22,7 @@ from rwsim.experiments import EXPERIMENTS, STUDIES, measure, train
 from rwsim.experiments.models import NETWORKS
 from rwsim.experiments.run import Settings, run
 from tests.experiments import Tiny, make_data, tiny_experiment
+from tests.published import held
 
 RESULTS = {"figure.png", "records.csv.gz", "settings.json", "summary.md", "table.csv"}
 
@@ -115,7 +116,7 @@ def test_each_runs_end_to_end(name, data, tmp_path, monkeypatch, capsys):
     settings = json.loads((out / "settings.json").read_text())
     assert settings["seed"] == 5 and settings["experiment"] == name and settings["torch"] == torch.__version__
     assert all(case["seeds"] == [5, 6] and len(case["runs"]) == 2 for case in settings["cases"].values())
-    document = json.loads(file.read_text())
+    document = held("experiment", file)
     assert len(document["rows"]) == len(rows) and document["meta"]["config"] == "smoke"
     summary = (out / "summary.md").read_text()
     assert "What differs from the paper" in summary and all(case.name in summary for case in config.cases)

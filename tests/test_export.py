@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import json
 import re
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from rwsim.export.source import LICENSE, digest, record_of
 from rwsim.optimizers import RULES
 from rwsim.rotational import RotationalAdamW, RotationalLion, RotationalSGDM, rotational_of
 from rwsim.theory import paper
+from tests.published import held
 
 ROOT = Path(rwsim.__file__).parent
 # Rules of which a file cannot carry a rate: (name, what the refusal says).
@@ -38,7 +38,7 @@ def adamw(tmp_path_factory):
 
 def test_export_verifies_and_writes(adamw):
     path, found, seconds = adamw
-    assert found.passed
+    assert found.passed and held("export", found.to_json())
     assert [check.name for check in found.checks] == ["rate", "walk", "rotation", "trajectory", "inner optimizer", "torch"]
     # 60 s on 2 cores are asked for; CI's run beside other tests.
     assert seconds < 60
@@ -251,7 +251,7 @@ def test_bad_input(tmp_path, capsys):
 def test_command_line(tmp_path, capsys):
     out, report = tmp_path / "rotational_sgd.py", tmp_path / "report.json"
     assert run(["export", "sgd", "-o", str(out), "--json", str(report)]) == 0
-    assert "RMS angle" in capsys.readouterr().out and json.loads(report.read_text())["passed"]
+    assert "RMS angle" in capsys.readouterr().out and held("export", report)["passed"]
     before = out.read_text()
     assert run(["export", "sgd", "-o", str(out), "--quiet"]) == 0, "its own file is replaced"
     assert capsys.readouterr().out == "" and out.read_text() == before, "the same file again"

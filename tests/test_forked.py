@@ -1,6 +1,7 @@
-"""Forked processes are processes of their own: status, directory, environment, streams, modules; and they end with who asked."""
+"""Forked processes are processes of their own: status, directory, environment, streams, modules, signals; and they end with who asked."""
 
 import os
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rwsim
-from tests.forked import python
+from tests.forked import python, together
 
 ENV = {**os.environ, "PYTHONPATH": str(Path(rwsim.__file__).parent.parent), "MINE": "1"}
 
@@ -39,6 +40,21 @@ def test_a_process_has_its_own_place_and_modules(tmp_path):
     (tmp_path / "mine.py").write_text("where = __file__")
     code = "import sys; before = [m for m in sys.modules if 'rwsim' in m]; import mine, rwsim; print(before, mine.where, rwsim.__file__)"
     assert run("-c", code, cwd=tmp_path)[1].split() == ["[]", str(tmp_path / "mine.py"), rwsim.__file__]
+
+
+def test_ctrl_c_reaches_the_process():
+    code = "import time\ntry:\n  print('up', flush=True); time.sleep(60)\nexcept KeyboardInterrupt:\n  raise SystemExit(7)"
+    with subprocess.Popen([*python(), "-c", code], stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None and client.stdout.readline() == "up\n"
+        client.send_signal(signal.SIGINT)
+        assert client.wait(30) == 7
+
+
+def test_side_by_side_each_says_what_it_says_and_all_end():
+    assert together(["import sys; sys.stderr.write('a')", "print(1)"], 30) == ["a", ""]
+    began = time.monotonic()
+    assert [one[:6] for one in together(["import time; time.sleep(60)"] * 2, 1)] == ["killed"] * 2
+    assert time.monotonic() - began < 30
 
 
 def test_a_process_ends_with_who_asked_for_it(tmp_path):

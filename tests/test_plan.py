@@ -17,6 +17,7 @@ from rwsim.plots import plan_figure
 from rwsim.walk.job import Job
 from rwsim.walk.simulate import run as walk
 from rwsim.walk.system import Layer
+from tests.published import held
 
 # ResNet-20 on CIFAR-10: 200 epochs, five of them warmup, at batch sizes 2048 and 128.
 LARGE, SMALL = (200 * 25, 5 * 25), (200 * 391, 5 * 391)
@@ -175,7 +176,7 @@ def test_command(tmp_path, capsys):
     assert status == HOLDS
     out = capsys.readouterr().out
     assert "time constant" in out and "warning: layer:" in out
-    record = json.loads((tmp_path / "q.json").read_text())
+    record = held("plan", tmp_path / "q.json")
     assert record == json.loads((tmp_path / "p" / "plan.json").read_text())
     assert record["meta"]["steps"] == 400 and len(record["layers"][0]["path"]["norm"]) == 201
     assert record["layers"][0]["path"]["lr"][20] == pytest.approx(1e-2, rel=0.05)

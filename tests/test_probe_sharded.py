@@ -17,8 +17,9 @@ import torch.distributed as dist
 from rwsim import DynamicsProbe
 from rwsim.probe import CSVWriter
 from rwsim.probe.quantities import QUANTITIES
+from tests.forked import together
 from tests.probing import Lion
-from tests.test_rotational_sharded import LAYOUTS, PRELOADED, Layout, Net, data, train, two_dimensional
+from tests.sharding import LAYOUTS, Layout, Net, data, train, two_dimensional
 
 STEPS = 4
 # foreach does not take plain and sharded parameters together.
@@ -121,10 +122,13 @@ def outcomes(world: int, folder: Path) -> dict[str, list[str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.set_forkserver_preload([*PRELOADED, "rwsim.probe.probe", __name__])
-    torch.multiprocessing.start_processes(worker, (world, port, str(folder)), nprocs=world, daemon=True, start_method="forkserver")
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
-    return {name: [one.get(name, "not run") for one in found] for name in (TWO if world == 2 else FOUR)}
+    said = together([f"from {__name__} import worker; worker{(rank, world, port, str(folder))}" for rank in range(world)], 240)
+    found: list[dict[str, str]] = []
+    for rank in range(world):
+        path = folder / f"{rank}.json"
+        found.append(json.loads(path.read_text()) if path.exists() else {})
+    names = TWO if world == 2 else FOUR
+    return {name: [one.get(name, f"not run: {words}") for one, words in zip(found, said, strict=True)] for name in names}
 
 
 @pytest.fixture(scope="module")

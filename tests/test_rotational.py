@@ -13,6 +13,9 @@ from rwsim.optimizers import RULES
 from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalSGDM, rotational_of
 from tests.rotational import CLASSES, angles, drive, gradients, parameter, preset, seeded, warmup_cosine, wrapped
 
+# Some of these optimizers have nothing that turns, which is what is tested; tests/test_rotational_keys.py holds the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:No parameter of this")
+
 STEPS = 200
 
 

@@ -21,6 +21,9 @@ from rwsim.rotational.optimizer import OPTIONS
 from rwsim.rotational.rotate import layout
 from tests.rotational import CLASSES, angles, drive, parameter, seeded
 
+# Some of these optimizers have nothing that turns, which is what is tested; tests/test_rotational_keys.py holds the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:No parameter of this")
+
 every = pytest.mark.parametrize("name", CLASSES)
 own = pytest.mark.parametrize("name", [name for name in CLASSES if not name.startswith("wrapped")])
 

@@ -10,6 +10,9 @@ from torch import nn
 from rwsim.errors import InvalidArgument
 from rwsim.rotational import RotationalAdamW, RotationalLion, RotationalSGDM, RotationalWrapper, rotational_of
 
+# Some of these optimizers have nothing that turns, which is what is tested; tests/test_rotational_keys.py holds the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:No parameter of this")
+
 STEP: dict = {"lr": 0.1, "weight_decay": 0.1}
 
 

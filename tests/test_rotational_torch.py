@@ -12,6 +12,9 @@ from rwsim.errors import InvalidArgument
 from rwsim.rotational import RotationalAdamW, RotationalSGDM
 from tests.rotational import CLASSES, angles, drive, gradients, parameter, seeded
 
+# Some of these optimizers have nothing that turns, which is what is tested; tests/test_rotational_keys.py holds the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:No parameter of this")
+
 every = pytest.mark.parametrize("name", CLASSES)
 # The wrapper's half-precision state is its inner optimizer's own.
 own = pytest.mark.parametrize("name", [name for name in CLASSES if not name.startswith("wrapped")])

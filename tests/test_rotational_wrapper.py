@@ -13,6 +13,9 @@ from rwsim.errors import InvalidArgument
 from rwsim.rotational import RotationalAdam, RotationalAdamW, RotationalLion, RotationalSGDM, RotationalWrapper, rotational_of
 from tests.rotational import angles, drive, gradients, parameter, preset, wrapped
 
+# Some of these optimizers have nothing that turns, which is what is tested; tests/test_rotational_keys.py holds the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:No parameter of this")
+
 INNER = {
     "SGD": {"momentum": 0.9}, "Adam": {}, "AdamW": {}, "NAdam": {}, "RAdam": {}, "Adamax": {}, "Adagrad": {}, "RMSprop": {},
     "Adadelta": {}, "ASGD": {}, "Rprop": {}, "Muon": {},

@@ -30,6 +30,7 @@ from rwsim.experiments.records import Layer
 from rwsim.experiments.run import Settings, plain
 from rwsim.experiments.study import SCALES, Study, Trained, arm
 from tests.experiments import make_data
+from tests.published import held
 
 RESULTS = {"figure.png", "runs.csv", "series.csv.gz", "settings.json", "summary.md", "table.csv"}
 SMOKE = SCALES["smoke"]
@@ -418,7 +419,7 @@ def test_each_runs_end_to_end(name, data, tmp_path, capsys):
     said = " ".join(capsys.readouterr().out.split())
     assert {path.name for path in out.iterdir()} == RESULTS and (out / "figure.png").read_bytes()[:4] == b"\x89PNG"
     settings, summary = json.loads((out / "settings.json").read_text()), (out / "summary.md").read_text()
-    rows, document = list(csv.DictReader((out / "table.csv").read_text().splitlines())), json.loads(file.read_text())
+    rows, document = list(csv.DictReader((out / "table.csv").read_text().splitlines())), held("experiment", file)
     assert len(rows) == len(document["claims"]) > 0 and document["verdict"] in (HELD, PARTLY, FAILED, UNDECIDED)
     assert "What differs from the paper" in summary and all(row["claim"] in summary and row["claim"] in said for row in rows)
     runs = list(csv.DictReader((out / "runs.csv").read_text().splitlines()))

@@ -59,9 +59,9 @@ def audit(
     chosen = _chosen(probes)
     for argument, value in (("seconds", seconds), ("memory", memory)):
         if not 0 < value < float("inf"):
-            raise InvalidArgument(argument, "must lie in (0, inf)", value)
+            raise InvalidArgument(argument, "must lie in (0, inf)", value, "leave it out for the default")
     if seed < 0:
-        raise InvalidArgument("seed", "must be at least 0", seed)
+        raise InvalidArgument("seed", "must be at least 0", seed, "the default is 0")
     try:
         rule = None if law is None else find_rule(law)
     except InvalidArgument as error:

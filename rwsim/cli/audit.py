@@ -41,6 +41,11 @@ def audit(
     Importing the class runs its code, in a process of its own. Exit status: 0 if it holds the law (without one: is identified
     and has no fault), 1 if not, 2 bad usage, 3 if the audit could not finish.
 
+    ```sh
+    rwsim audit torch.optim:AdamW --law adamw
+    rwsim audit mine.py:MyAdamW --set betas=0.9,0.99 --probe P1 P6
+    ```
+
     Parameters
     ----------
     optimizer

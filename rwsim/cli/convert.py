@@ -1,12 +1,11 @@
 """`rwsim convert`."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from rwsim.cli.shared import HOLDS, OUTPUT, Whole, check_place
+from rwsim.cli.shared import HOLDS, OUTPUT, Whole, check_place, write_json
 
 if TYPE_CHECKING:
     from rwsim.convert import Conversion
@@ -41,11 +40,15 @@ def convert(
 ) -> int:
     """Hyperparameters of another optimizer with the same equilibrium rotation and update size, and what they cannot keep.
 
-    `rwsim convert --from adamw --lr 1e-3 --weight-decay 0.1 --to lion`. Between decay conventions too: sgdm (decay inside the
-    buffer) and sgdw (decoupled), adamw (decay times lr) and adamw_independent (not).
+    Between decay conventions too: sgdm (decay inside the buffer) and sgdw (decoupled), adamw (decay times lr) and adamw_independent (not).
 
     Updates of SGD-like rules follow the gradient's size, those of AdamW and Lion do not. A conversion between the two holds
     for one gradient scale: that of the toy system described by the options below.
+
+    ```sh
+    rwsim convert --from adamw --lr 1e-3 --weight-decay 0.1 --to lion
+    rwsim convert --from sgdm --lr 0.1 --weight-decay 5e-4 --to sgdw
+    ```
 
     Parameters
     ----------
@@ -105,8 +108,7 @@ def convert(
         _print(found)
     if json_file is not None:
         meta = {"rwsim": rwsim.__version__, "gradient": gradient, "batch": batch, **settings}
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps({"meta": meta, **found.to_json()}, indent=1, allow_nan=False) + "\n")
+        write_json(json_file, {"meta": meta, **found.to_json()})
     return HOLDS
 
 

@@ -1,12 +1,11 @@
 """`rwsim derive`."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from rwsim.cli.shared import FAILS, HOLDS, OUTPUT, Whole, check_place, refuse
+from rwsim.cli.shared import FAILS, HOLDS, OUTPUT, Whole, check_place, refuse, write_json
 
 
 def derive(
@@ -19,6 +18,12 @@ def derive(
     quiet: Annotated[bool, Parameter(negative=(), group=OUTPUT)] = False,
 ) -> int:
     """Derive the paper's results step by step, each step carried out and checked; fail if one does not hold.
+
+    ```sh
+    rwsim derive adamw
+    rwsim derive all --format markdown
+    rwsim derive my_rule.py:MyRule
+    ```
 
     Parameters
     ----------
@@ -47,8 +52,7 @@ def derive(
             steps = sum(len(result.checked) for result in results)
             print(f"\n{len(results)} derivations, {steps} steps: {'every step holds' if not failures else 'NOT every step holds'}.")
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(derivations.records(results), indent=1) + "\n")
+        write_json(json_file, derivations.records(results))
     for failure in failures:
         refuse(failure, FAILS)
     return FAILS if failures else HOLDS

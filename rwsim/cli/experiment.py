@@ -1,13 +1,12 @@
 """`rwsim experiment`."""
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from rwsim.cli.shared import FAILS, HOLDS, OUTPUT, Whole, check_place, whole
+from rwsim.cli.shared import FAILS, HOLDS, OUTPUT, Whole, check_place, whole, write_json
 from rwsim.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -44,6 +43,12 @@ def experiment(
     The exit status is 0 if every band and claim holds, 1 if one does not or is undecided. What was interrupted, or killed, goes on with
     --resume. docs/experiments.md and docs/training.md say what each experiment measures, docs/experiments.md how to get the data.
 
+    ```sh
+    rwsim experiment --list
+    rwsim experiment dynamics --config cpu --data /data
+    rwsim experiment dynamics --resume
+    ```
+
     Parameters
     ----------
     name
@@ -76,24 +81,26 @@ def experiment(
     quiet
         Print nothing but errors.
     """
-    from rwsim.experiments import EXPERIMENTS, STUDIES
+    from rwsim.experiments import NAMES
 
-    known: dict[str, Experiment | Study] = {**EXPERIMENTS, **STUDIES}
     if list_names:
-        print("\n".join(known))
+        print("\n".join(NAMES))
         return HOLDS
-    if name not in known:
-        raise InvalidArgument("name", f"must be one of {', '.join(known)}", name, "see rwsim experiment --list")
+    if name not in NAMES:
+        raise InvalidArgument("name", f"must be one of {', '.join(NAMES)}", name, "see rwsim experiment --list")
     if workers is not None and workers < 1:
-        raise InvalidArgument("workers", "must be at least 1", workers)
+        raise InvalidArgument("workers", "must be at least 1", workers, "leave it out for one a core")
     if resume and replot:
-        raise InvalidArgument("resume", "cannot go with --replot, which trains nothing", True)
+        raise InvalidArgument("resume", "cannot go with --replot, which trains nothing", True, "leave one of them out")
     out = Path(f"rwsim-{name}") if out is None else out
     check_place("--out", out, folder=True)
     if json_file is not None:
         check_place("--json", json_file, folder=False)
+    from rwsim.experiments import EXPERIMENTS, STUDIES
     from rwsim.experiments.conduct import kept_study
     from rwsim.experiments.run import Settings, kept
+
+    known: dict[str, Experiment | Study] = {**EXPERIMENTS, **STUDIES}
 
     if replot:
         result: Result | StudyResult = kept_study(STUDIES[name], out) if name in STUDIES else kept(EXPERIMENTS[name], out)
@@ -102,8 +109,7 @@ def experiment(
         result = _watched(known[name], chosen, out, resume, quiet)
     result.write(out)
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
+        write_json(json_file, result.to_json())
     figure = _drawn(result, out)
     if not quiet:
         print(result.findings.text())

@@ -19,8 +19,13 @@ def explore(
 ) -> int:
     """A page with sliders: norm, rotation and their path at any hyperparameters, the paper's forms against the exact ones.
 
-    `rwsim explore` opens it in the browser, served to this machine only, with a button that simulates the point. Ctrl-C ends it.
-    `rwsim explore --static explore.html` writes it as one file that needs no server.
+    It opens in the browser, served to this machine only, with a button that simulates the point. Ctrl-C ends it. With --static it is
+    written as one file that needs no server.
+
+    ```sh
+    rwsim explore
+    rwsim explore --static explore.html
+    ```
 
     Parameters
     ----------
@@ -34,7 +39,7 @@ def explore(
         Print nothing but errors.
     """
     if not 0 <= port < 1 << 16:
-        raise InvalidArgument("port", "must lie in [0, 65535]", port)
+        raise InvalidArgument("port", "must lie in [0, 65535]", port, "0 takes any that is free")
     if static is not None:
         check_place("--static", static, folder=False)
         from rwsim.explore.document import document

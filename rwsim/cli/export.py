@@ -1,13 +1,12 @@
 """`rwsim export` and `rwsim verify`."""
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from rwsim.cli.shared import FAILS, HOLDS, OUTPUT, Whole, check_place
+from rwsim.cli.shared import FAILS, HOLDS, OUTPUT, Whole, check_place, write_json
 from rwsim.errors import ExportRefused
 
 if TYPE_CHECKING:
@@ -32,6 +31,11 @@ def export(
     Naming a FILE.py:RULE runs that file. Exit status: 0 if it was written, 1 if something does not hold (nothing is written then), 2 bad
     usage.
 
+    ```sh
+    rwsim export adamw -o rotational_adamw.py
+    rwsim export adam_l2 --rotation adamw -o rotational_adam.py
+    ```
+
     Parameters
     ----------
     rule
@@ -49,9 +53,11 @@ def export(
     quiet
         Print nothing but errors.
     """
+    check_place("out", out, folder=False)
+    if json_file is not None:
+        check_place("--json", json_file, folder=False)
     from rwsim.export.harness import export
 
-    check_place("out", out, folder=False)
     return _run(
         lambda progress: export(rule, out, rate=rate, rotation=rotation, seed=seed, progress=progress), json_file, quiet, f"wrote {out}"
     )
@@ -68,6 +74,10 @@ def verify(
 
     Exit status: 0 if all of it holds, 1 if not, 2 bad usage.
 
+    ```sh
+    rwsim verify rotational_adamw.py
+    ```
+
     Parameters
     ----------
     file
@@ -77,6 +87,8 @@ def verify(
     quiet
         Print nothing but errors.
     """
+    if json_file is not None:
+        check_place("--json", json_file, folder=False)
     from rwsim.export.harness import verify
 
     return _run(lambda progress: verify(file, progress=progress), json_file, quiet, f"{file} is verified")
@@ -85,8 +97,6 @@ def verify(
 def _run(work, json_file: Path | None, quiet: bool, said: str) -> int:
     from rich.console import Console
 
-    if json_file is not None:
-        check_place("--json", json_file, folder=False)
     console, began = Console(quiet=quiet, soft_wrap=True), time.monotonic()
     with console.status("") as status:
         try:
@@ -97,7 +107,7 @@ def _run(work, json_file: Path | None, quiet: bool, said: str) -> int:
             raise
     _show(console, found.checks)
     if json_file is not None:
-        json_file.write_text(json.dumps(found.to_json(), indent=1) + "\n")
+        write_json(json_file, found.to_json())
     console.print(f"{said if found.passed else 'not verified'}  ({time.monotonic() - began:.0f} s)", highlight=False)
     return HOLDS if found.passed else FAILS
 

@@ -42,8 +42,12 @@ def plan(
 ) -> int:
     """Say what lr, decay and schedule will do to norm and rotation, before training.
 
-    `rwsim plan --optimizer adamw --lr 5e-2 --weight-decay 1e-2 --steps 78200 --schedule cosine --warmup 1955`, or a TOML file
-    with the same keys, changed by whatever else is given.
+    The run is given by options, or by a TOML file with the same keys, changed by whatever else is given.
+
+    ```sh
+    rwsim plan --optimizer adamw --lr 5e-2 --weight-decay 1e-2 --steps 78200
+    rwsim plan run.toml --schedule cosine --warmup 1955
+    ```
 
     Parameters
     ----------
@@ -152,7 +156,9 @@ def _schedule(text: str) -> str | list[float]:
     try:
         return [float(line) for line in path.read_text().split()]
     except (OSError, UnicodeDecodeError, ValueError):
-        raise InvalidArgument("schedule", "must name a file of one factor per step", text) from None
+        raise InvalidArgument(
+            "schedule", "must name a file of one factor per step", text, "for example 1.0 a line, as many as --steps"
+        ) from None
 
 
 def _lines(layer: "LayerPlan") -> list[str]:

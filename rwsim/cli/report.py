@@ -18,9 +18,13 @@ def report(
 ) -> int:
     """Make one self-contained page of a result: verdict, tables, figures, provenance and the command that repeats it.
 
-    `rwsim report rwsim-validate -o report.html`. The kind is told by what is there: a validation, a sweep, an accuracy study, an
+    The kind is told by what is there: a validation, a sweep, an accuracy study, an
     audit's --json, an experiment, a probe's records, a plan. The page asks for nothing else, network included. Exit status: 0 if the
     page was written, whatever the result says; 2 if there is no result to report.
+
+    ```sh
+    rwsim report rwsim-validate -o report.html
+    ```
 
     Parameters
     ----------

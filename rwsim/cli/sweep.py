@@ -59,8 +59,14 @@ def sweep(
 ) -> int:
     """Walk every point of a grid of hyperparameters; keep, label and draw what was measured beside the predictions.
 
-    `rwsim sweep --optimizer adamw --axis lr=1e-4:1e-1:20:log --axis weight_decay=1e-2:1:20:log`, or a TOML file that holds
-    the same, changed by whatever else is given. A sweep that was interrupted, or killed, goes on with --resume.
+    The grid is given by --optimizer and --axis, or by a TOML file that holds the same, changed by whatever else is given. A sweep that was
+    interrupted, or killed, goes on with --resume.
+
+    ```sh
+    rwsim sweep --optimizer adamw --axis lr=1e-4:1e-1:20:log
+    rwsim sweep grid.toml --steps 5000 --out results
+    rwsim sweep --resume --out results
+    ```
 
     Parameters
     ----------
@@ -136,6 +142,10 @@ def sweep(
     quiet
         Print nothing but errors.
     """
+    if not (print_config or print_schema):
+        check_place("--out", out, folder=True)
+        if json_file is not None:
+            check_place("--json", json_file, folder=False)
     from rwsim.sweeps.grid import SweepConfig
     from rwsim.sweeps.ledger import NAME
 
@@ -152,9 +162,6 @@ def sweep(
     if print_config:
         print(config.to_toml(), end="")
         return HOLDS
-    check_place("--out", out, folder=True)
-    if json_file is not None:
-        check_place("--json", json_file, folder=False)
     from rwsim.sweeps import result
 
     if log is not None:

@@ -42,6 +42,11 @@ def validate(
     Without options: the paper's Figure 9, four optimizers at its settings, and Lion once more at its usual betas.
     The exit status follows the full prediction: 0 if every quantity agrees, 1 if one differs or is undecided.
 
+    ```sh
+    rwsim validate
+    rwsim validate --optimizer lion --lr 1e-3 --weight-decay 0.5 --betas 0.9 0.99
+    ```
+
     Parameters
     ----------
     optimizer

@@ -1,26 +1,30 @@
 """The paper's experiments on real networks, at small scale: `EXPERIMENTS` measure dynamics against theory, `STUDIES` compare trainings.
 
-Both map a name to what it is.
+Both map a name to what it is, and load torch with their first use; `NAMES` does not.
 """
 
-from rwsim.experiments.adam import ADAM
-from rwsim.experiments.assumptions import ASSUMPTIONS
-from rwsim.experiments.case import Experiment
-from rwsim.experiments.constrain import CONSTRAIN
-from rwsim.experiments.dynamics import DYNAMICS
-from rwsim.experiments.imbalance import IMBALANCE
-from rwsim.experiments.nodecay import NODECAY
-from rwsim.experiments.scale_sensitive import SCALE_SENSITIVE
-from rwsim.experiments.sensitivity import SENSITIVITY
-from rwsim.experiments.standardize import STANDARDIZE
-from rwsim.experiments.study import Study
-from rwsim.experiments.tradeoff import TRADEOFF
-from rwsim.experiments.transients import TRANSIENTS
-from rwsim.experiments.warmup import WARMUP
+from typing import TYPE_CHECKING
 
-EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in (DYNAMICS, TRANSIENTS, ASSUMPTIONS, SCALE_SENSITIVE)}
-STUDIES: dict[str, Study] = {
-    one.name: one for one in (CONSTRAIN, NODECAY, TRADEOFF, ADAM, WARMUP, STANDARDIZE, IMBALANCE, SENSITIVITY)
-}  # fmt: skip
+from rwsim._door import make_door
 
-__all__ = ["EXPERIMENTS", "STUDIES", "Experiment", "Study"]
+# Each is the constant of its name in the module of its name, with underscores for hyphens.
+EXPERIMENT_NAMES = ("dynamics", "transients", "assumptions", "scale-sensitive")
+STUDY_NAMES = ("constrain", "nodecay", "tradeoff", "adam", "warmup", "standardize", "imbalance", "sensitivity")
+NAMES = (*EXPERIMENT_NAMES, *STUDY_NAMES)
+
+if TYPE_CHECKING:
+    from rwsim.experiments.case import Experiment
+    from rwsim.experiments.registry import EXPERIMENTS, STUDIES
+    from rwsim.experiments.study import Study
+
+make_door(
+    __name__,
+    {
+        "EXPERIMENTS": "rwsim.experiments.registry",
+        "STUDIES": "rwsim.experiments.registry",
+        "Experiment": "rwsim.experiments.case",
+        "Study": "rwsim.experiments.study",
+    },
+)
+
+__all__ = ["EXPERIMENTS", "EXPERIMENT_NAMES", "NAMES", "STUDIES", "STUDY_NAMES", "Experiment", "Study"]

@@ -49,10 +49,6 @@ class Series:
     values: Mapping[str, Array]
     runs: tuple[Mapping[str, Any], ...]
 
-    def of(self, layer: str) -> int:
-        """Number of a layer."""
-        return [one.name for one in self.layers].index(layer)
-
 
 Records = Mapping[str, Series]
 

@@ -133,11 +133,11 @@ def number(control: Control, value: Any) -> float | int:
         InvalidArgument: Not a number, not finite, not whole where it must be, or out of range.
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgument(control.key, "must be a number", value)
+        raise InvalidArgument(control.key, "must be a number", value, "give one such as 0.1")
     if not (math.isfinite(value) if isinstance(value, float) else abs(value) <= 1 << 60) or not control.least <= value <= control.most:
         raise InvalidArgument(control.key, f"must lie in [{control.least:g}, {control.most:g}]", value, control.remedy)
     if control.whole and value != int(value):
-        raise InvalidArgument(control.key, "must be a whole number", value)
+        raise InvalidArgument(control.key, "must be a whole number", value, "give one such as 100")
     return int(value) if control.whole else float(value)
 
 

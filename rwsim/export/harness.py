@@ -9,7 +9,7 @@ import platform
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,8 +65,9 @@ class Verification:
         return all(check.passed for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"file": self.file.name, "subject": self.subject, "passed": self.passed, "checks": [asdict(check) for check in self.checks]}
+        """Plain data; null where there is no number."""
+        checks = [{**vars(one), "figures": {k: x if math.isfinite(x) else None for k, x in one.figures.items()}} for one in self.checks]
+        return {"file": self.file.name, "subject": self.subject, "passed": self.passed, "checks": checks}
 
 
 def export(

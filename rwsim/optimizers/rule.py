@@ -41,7 +41,7 @@ def _number(label: str, value: Any, domain: Domain | None) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise InvalidArgument(label, "must be a number", value) from None
+        raise InvalidArgument(label, "must be a number", value, "give one such as 0.1") from None
     low, high, remedy, closed = domain or Domain(-math.inf, math.inf, "give a finite number")
     if not (low <= number < high or (closed and number == high)) or not math.isfinite(number):
         left, right = "(" if low == -math.inf else "[", "]" if closed else ")"
@@ -123,10 +123,10 @@ class UpdateRule:
         if not isinstance(default, tuple):
             return _number(key, value, domain)
         if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-            raise InvalidArgument(key, f"must hold {len(default)} numbers", value)
+            raise InvalidArgument(key, f"must hold {len(default)} numbers", value, f"the default is {default}")
         items = tuple(value)
         if len(items) != len(default):
-            raise InvalidArgument(key, f"must hold {len(default)} numbers", value)
+            raise InvalidArgument(key, f"must hold {len(default)} numbers", value, f"the default is {default}")
         return tuple(_number(f"{key}[{i}]", item, domain) for i, item in enumerate(items))
 
     @staticmethod

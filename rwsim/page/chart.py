@@ -32,7 +32,7 @@ class Series:
     Attributes:
         name: In the legend; empty: not there.
         style: A role of the style sheet: measured, full, exact, paper, path, or c1 to c6.
-        kind: ``line``, ``dots``, or ``both``.
+        kind: ``line`` or ``dots``.
         error: Half widths of error bars.
     """
 
@@ -135,13 +135,13 @@ def _series(one: Series, across: Scale, up: Scale) -> Html:
             if spot and math.isfinite(error) and up.holds(high):
                 bars.append(f"M{spot[0]:.1f} {up(low) if up.holds(low) else HEIGHT - _BOTTOM:.1f}V{up(high):.1f}")
         parts.append(tag("path", class_=f"bar {one.style}", d="".join(bars)))
-    if one.kind in ("line", "both"):
+    if one.kind == "line":
         path, pen = [], "M"
         for spot in spots:
             path.append(f"{pen}{spot[0]:.1f} {spot[1]:.1f}" if spot else "")
             pen = "L" if spot else "M"
         parts.append(tag("path", class_=f"line {one.style}", d="".join(path)))
-    if one.kind in ("dots", "both"):
+    if one.kind == "dots":
         # A stroke of no length with round ends is a dot.
         parts.append(tag("path", class_=f"dot {one.style}", d="".join(f"M{spot[0]:.1f} {spot[1]:.1f}h0" for spot in spots if spot)))
     return join(parts)
@@ -154,8 +154,8 @@ def legend(series: Sequence[Series], least: int = 2) -> Html | None:
         return None
     items = []
     for one in entries:
-        drawn = [tag("path", class_=f"line {one.style}", d="M1 6H23")] if one.kind != "dots" else []
-        drawn += [tag("path", class_=f"dot {one.style}", d="M12 6h0")] if one.kind != "line" else []
+        line = one.kind == "line"
+        drawn = tag("path", class_=f"{'line' if line else 'dot'} {one.style}", d="M1 6H23" if line else "M12 6h0")
         key = tag("svg", drawn, class_="plot key", viewBox="0 0 24 12", aria_hidden="true")
         items.append(tag("li", key, " ", one.name))
     return tag("ul", items, class_="legend")

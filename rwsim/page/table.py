@@ -34,21 +34,20 @@ class Cell:
     class_: str | None = None
 
 
-def table(ident: str, caption: Any, columns: Sequence[Column], rows: Iterable[Sequence[Any]], *, sorts: bool = True) -> Html:
+def table(ident: str, caption: Any, columns: Sequence[Column], rows: Iterable[Sequence[Any]]) -> Html:
     """A table with caption, column and row headers (the first cell of each row), in a region that scrolls.
 
     Args:
         ident: Of the region, its own on the page.
         caption: Says what the table holds.
         columns: One a cell.
-        rows: Cells, or what they show.
-        sorts: Whether its headers sort it.
+        rows: Cells, or what they show. More than one: its headers sort them.
     """
     heads = [tag("th", c.title, scope="col", class_=_class(c)) for c in columns]
     body = [tag("tr", [_cell(cell, column, i == 0) for i, (cell, column) in enumerate(zip(row, columns, strict=True))]) for row in rows]
     inner = tag(
         "table", tag("caption", tag("span", caption), id=f"{ident}-caption"), tag("thead", tag("tr", heads)), tag("tbody", body),
-        class_="sorts" if sorts and len(body) > 1 else None,
+        class_="sorts" if len(body) > 1 else None,
     )  # fmt: skip
     return tag("div", inner, class_="scroll", id=ident, role="region", aria_labelledby=f"{ident}-caption", tabindex="0")
 

@@ -65,7 +65,9 @@ class Columns(Mapping[str, Array]):
             try:
                 found[i] = float(text) if text not in (None, "") else math.nan
             except ValueError:
-                raise InvalidArgument(f"{self.file}, line {i + 2}, {name}", "must be a number", _short(text)) from None
+                raise InvalidArgument(
+                    f"{self.file}, line {i + 2}, {name}", "must be a number", _short(text), "the file is damaged: write it again"
+                ) from None
         return found
 
     def is_numeric(self, name: str) -> bool:
@@ -78,7 +80,9 @@ class Columns(Mapping[str, Array]):
 
     def _need(self, name: str) -> Array:
         if name not in self._columns:
-            raise InvalidArgument(self.file, f"must have a column {name}", ", ".join(self._columns)[:200])
+            raise InvalidArgument(
+                self.file, f"must have a column {name}", ", ".join(self._columns)[:200], "the file is damaged: write it again"
+            )
         return self._columns[name]
 
 
@@ -212,7 +216,7 @@ def checked(model: type[Model], file: File) -> Model:
     try:
         return model.model_validate(file.json)
     except ValidationError as error:
-        problem = first_problem(error)
+        problem = first_problem(error, model)
         raise InvalidArgument(f"{file.name}: {problem.argument}", problem.rule, _short(problem.got)) from None
 
 

@@ -31,11 +31,13 @@ class _PerNeuron(nn.Module):
     def __init__(self, weight: Tensor, groups: int | None) -> None:
         super().__init__()
         if weight.ndim < 2 or not weight.numel():
-            raise InvalidArgument("weight", "must have at least 2 axes and be initialized and not empty", tuple(weight.shape))
+            raise InvalidArgument(
+                "weight", "must have at least 2 axes and be initialized and not empty", tuple(weight.shape), "vectors have no neurons"
+            )
         if not weight.is_floating_point():
             raise InvalidArgument("weight", "must hold real floating-point numbers", weight.dtype)
         if groups is not None and (groups < 1 or weight.shape[0] % groups):
-            raise InvalidArgument("groups", f"must divide the first axis of weight, {weight.shape[0]}", groups)
+            raise InvalidArgument("groups", f"must divide the first axis of weight, {weight.shape[0]}", groups, "the default is 1")
         self.groups = groups
         self.neurons = weight.shape[0] if groups is None else groups * weight.shape[1]
 

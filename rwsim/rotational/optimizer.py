@@ -1,5 +1,6 @@
 """What all rotational optimizers share: options, groups, state, precision, and the step around a direction."""
 
+import difflib
 import inspect
 import math
 import warnings
@@ -32,6 +33,8 @@ PATHS: Mapping[str, Any] = {"fused": None, "foreach": None, "capturable": False,
 _IS_SPARSE = attrgetter("is_sparse")
 # A hyperparameter: torch schedules tensors as well.
 Number = float | int | Tensor
+# What torch's schedulers put into groups.
+_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum")
 PER_VECTOR = ("norm", "update_norm_sq", "hits", "speed")
 
 
@@ -99,6 +102,10 @@ class RotationalOptimizer(torch.optim.Optimizer):
                 known = ", ".join([*(key for key in defaults if key not in self.options), *self.options])
                 raise InvalidArgument(name, f"is not an option of {type(self).__name__}", options[name], f"it takes {known}")
         super().__init__(params, {**defaults, **self.options, **options})
+        # Who says rotational=False knows.
+        if all(group["rotational"] is None and not self._turns(group) for group in self.param_groups):
+            said = "only matrices (and tensors of more dimensions) under weight decay do, or under a rotation that is given"
+            warnings.warn(f"No parameter of this {type(self).__name__} rotates: {said}.", stacklevel=3)
 
     # What a subclass says.
 
@@ -129,14 +136,22 @@ class RotationalOptimizer(torch.optim.Optimizer):
         """Add a group, as torch does; its options default to the optimizer's.
 
         Raises:
-            InvalidArgument: A value out of range; ``rotational=True`` for a tensor that cannot rotate.
+            InvalidArgument: A value out of range, a misspelt key; ``rotational=True`` for a tensor that cannot rotate.
         """
+        self._check_keys(param_group)
         super().add_param_group(param_group)
         try:
             self._check(self.param_groups[-1])
         except Exception:
             self.param_groups.pop()
             raise
+
+    def _check_keys(self, group: Mapping[str, Any]) -> None:
+        """Refuse what is nearly one of our keys, and would be ignored. Others are the caller's, as in torch."""
+        known = [*self.defaults, "params"]
+        for key, value in group.items():
+            if key not in known and key not in _SCHEDULERS and (near := difflib.get_close_matches(key, known, 1, 0.8)):
+                raise InvalidArgument(key, "is not a key of parameter groups", value, f"did you mean {near[0]}?")
 
     def _check(self, group: dict[str, Any]) -> None:
         self.check_hyper(group)
@@ -152,7 +167,7 @@ class RotationalOptimizer(torch.optim.Optimizer):
             raise InvalidArgument("neuron_dims", "must hold whole numbers", dims, "give (0,), or (1,) for a transposed convolution")
         group["neuron_dims"] = tuple(dims)
         if not isinstance(group["blocks"], int) or group["blocks"] < 1:
-            raise InvalidArgument("blocks", "must be a whole number of at least 1", group["blocks"])
+            raise InvalidArgument("blocks", "must be a whole number of at least 1", group["blocks"], "the default is 1")
         for param in group["params"]:
             if param.is_complex():
                 raise InvalidArgument("params", f"must be real for {type(self).__name__}", param.dtype, "pass torch.view_as_real(param)")
@@ -166,7 +181,9 @@ class RotationalOptimizer(torch.optim.Optimizer):
         if self._turns(group):
             rotation = self.rotation(group)
             if not _lies(rotation, 0.0, math.inf):
-                raise InvalidArgument("rotation", "must lie in [0, inf) radians per step", rotation)
+                raise InvalidArgument(
+                    "rotation", "must lie in [0, inf) radians per step", rotation, "leave it out for the rate of the hyperparameters"
+                )
             if group["rotational"] and group["rotation"] is None and not rotation:
                 got = f"lr {group['lr']}, weight_decay {group.get('weight_decay', 0)}"
                 raise InvalidArgument("rotational", "cannot be True at a rotation of 0", got, "give weight_decay or rotation")

@@ -35,7 +35,7 @@ def set_speeds(
         tensor([ 0.1000,  0.1000,  1.0000,  1.0000,  1.0000,  1.0000, 10.0000, 10.0000])
     """
     if not 0 <= share <= 1:
-        raise InvalidArgument("share", "must lie in [0, 1]", share)
+        raise InvalidArgument("share", "must lie in [0, 1]", share, "for example 0.5")
     if not 1 <= factor < float("inf"):
         raise InvalidArgument("factor", "must lie in [1, inf)", factor, "for slower neurons use kind='slower'")
     if kind not in KINDS:

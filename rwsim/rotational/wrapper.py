@@ -102,6 +102,7 @@ class RotationalWrapper(RotationalOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer; its options default to the wrapper's."""
+        self._check_keys(param_group)
         known = any(param_group is group for group in self.inner.param_groups)
         if not known:
             self.inner.add_param_group(param_group)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ConfigDict, Field
 
-from rwsim.config import WalkSettings
+from rwsim.config import MOST, MOST_STEPS, WalkSettings
 from rwsim.errors import InvalidArgument
 from rwsim.optimizers import RULES, UpdateRule, find_rule
 from rwsim.theory.factors import schedule_factors
@@ -48,9 +48,9 @@ class SweepConfig(WalkSettings):
     design: Literal["grid", "random", "latin"] = Field("grid", description="Every combination, or points drawn within the axes.")
     points: int | None = Field(None, ge=1, description="Points of a random or latin design.")
     replicates: int = Field(1, ge=1, description="Walks of each point, alike but for their random numbers.")
-    layers: int = Field(1, ge=1, description="Independent copies of the layer that one point walks.")
+    layers: int = Field(1, ge=1, le=MOST, description="Independent copies of the layer that one point walks.")
     loss_scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="Factor on the output gradients.")
-    window: int | None = Field(None, ge=1, description="Steps per recorded window; by default a fortieth of the walk.")
+    window: int | None = Field(None, ge=1, le=MOST_STEPS, description="Steps per recorded window; by default a fortieth of the walk.")
 
     @property
     def window_steps(self) -> int:
@@ -121,7 +121,7 @@ class Axis:
         items = [part.strip() for part in text.split(",")] if isinstance(text, str) else list(text)
         values = tuple(_value(label, item, kind) for item in items)
         if not values or len(set(values)) < len(values):
-            raise InvalidArgument(label, "must hold distinct values" if values else "must not be empty", text)
+            raise InvalidArgument(label, "must hold distinct values" if values else "must not be empty", text, "for example 1e-3,1e-2")
         return cls(name, values, "list")
 
     @classmethod
@@ -165,10 +165,10 @@ def _value(label: str, item: Any, kind: type) -> Any:
     except (TypeError, ValueError):
         raise InvalidArgument(label, "must hold numbers", item, _RANGE) from None
     if not math.isfinite(number):
-        raise InvalidArgument(label, "must hold finite numbers", item)
+        raise InvalidArgument(label, "must hold finite numbers", item, "for example 1e-3,1e-2")
     if kind is int:
         if number != int(number):
-            raise InvalidArgument(label, "must hold whole numbers", item)
+            raise InvalidArgument(label, "must hold whole numbers", item, "for example 16,32")
         return int(number)
     return number
 
@@ -218,7 +218,7 @@ class Grid:
                 points; a design without its number of points.
         """
         if len(set(config.optimizer)) < len(config.optimizer):
-            raise InvalidArgument("optimizer", "must name each rule once", config.optimizer)
+            raise InvalidArgument("optimizer", "must name each rule once", config.optimizer, "leave the second one out")
         rules = tuple(find_rule(name) for name in config.optimizer)
         axes = tuple(Axis.parse(name, text) for name, text in config.axes.items())
         for rule in rules:
@@ -230,7 +230,7 @@ class Grid:
                 raise InvalidArgument(f"hyper.{key}", "is not a hyperparameter of any optimizer here", value, f"known: {', '.join(known)}")
         if (config.design == "grid") != (config.points is None):
             rule_text = "belongs to designs random and latin" if config.design == "grid" else f"must be given for design {config.design}"
-            raise InvalidArgument("points", rule_text, config.points)
+            raise InvalidArgument("points", rule_text, config.points, "give --points with --design random or latin, and only there")
         count = config.points or math.prod(len(axis.values) for axis in axes)
         if (total := count * config.replicates * len(rules)) > MOST_POINTS:
             remedy = "take fewer values, or a random or latin design"
@@ -290,7 +290,7 @@ class Grid:
                 values |= {names[i]: row[i] for i in columns}
                 WalkSettings.checked(fan_in=values["fan_in"], batch=values["batch"])
                 if not values["loss_scale"] > 0:
-                    raise InvalidArgument("loss_scale", "must lie in (0, inf)", values["loss_scale"])
+                    raise InvalidArgument("loss_scale", "must lie in (0, inf)", values["loss_scale"], "the default is 1")
                 settings[key] = Setting(**values)
             return settings[key]
 

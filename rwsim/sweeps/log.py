@@ -68,7 +68,12 @@ def read_log(path: Path, config: SweepConfig) -> "xarray.Dataset":
     columns = {name: [number(i, name) for i in range(len(lines))] for name in (*swept, *found)}
     for name in swept:
         if (missing := next((i for i, x in enumerate(columns[name]) if not math.isfinite(x)), None)) is not None:
-            raise InvalidArgument(f"log, line {missing + 2}, {name}", "must be a finite number", lines[missing][name])
+            raise InvalidArgument(
+                f"log, line {missing + 2}, {name}",
+                "must be a finite number",
+                lines[missing][name],
+                "leave the cell empty if it is not known",
+            )
     axes = tuple(Axis(name, tuple(dict.fromkeys(columns[name])), "list") for name in swept)
     rows = tuple(zip(*([int(x) if SETTINGS.get(name) is int else x for x in columns[name]] for name in swept), strict=True))
     config = config.model_copy(update={"points": len(rows), "design": "random", "replicates": 1, "axes": {n: [] for n in swept}})

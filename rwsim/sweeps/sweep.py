@@ -97,7 +97,7 @@ def sweep(
     if isinstance(executor, str) and executor not in EXECUTORS:
         raise InvalidArgument("executor", f"must be one of {', '.join(EXECUTORS)}, or an object with submit", executor)
     if workers is not None and workers < 1:
-        raise InvalidArgument("workers", "must be at least 1", workers)
+        raise InvalidArgument("workers", "must be at least 1", workers, "leave it out for one a core")
     if not isinstance(config, SweepConfig):
         config = SweepConfig.checked(**config)
     with _frozen():

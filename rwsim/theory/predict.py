@@ -9,6 +9,9 @@ from rwsim.optimizers import UpdateRule, find_rule
 from rwsim.theory.equilibrium import Prediction, predict_equilibrium
 from rwsim.theory.noise import IdealWalk, ToySystem, gammas_over_draws
 
+# More, as in rwsim.config, is a slip of the keyboard.
+_MOST = 10**7
+
 
 def predict(
     rule: str | type[UpdateRule],
@@ -67,15 +70,17 @@ def gradient_law(
         (IdealWalk(fan_in=128, neurons=1), 32)
     """
     if fan_in < 2:
-        raise InvalidArgument("fan_in", "must be at least 2 (one coordinate cannot rotate)", fan_in)
+        raise InvalidArgument("fan_in", "must be at least 2 (one coordinate cannot rotate)", fan_in, "give a larger fan-in")
+    if fan_in > _MOST:
+        raise InvalidArgument("fan_in", f"must be at most {_MOST:,}", fan_in, "give the weights of one neuron")
     if batch is None:
         return IdealWalk(fan_in)
     if batch < 4:
-        raise InvalidArgument("batch", "must be at least 4 (the gradient's second moment is infinite below)", batch)
+        raise InvalidArgument("batch", "must be at least 4 (the gradient's second moment is infinite below)", batch, "give a larger batch")
     if neurons < 1:
-        raise InvalidArgument("neurons", "must be at least 1", neurons)
+        raise InvalidArgument("neurons", "must be at least 1", neurons, "the default is 128")
     if not 0 < loss_scale < np.inf:
-        raise InvalidArgument("loss_scale", "must lie in (0, inf)", loss_scale)
+        raise InvalidArgument("loss_scale", "must lie in (0, inf)", loss_scale, "the default is 1")
     if isinstance(gamma, str):
         if gamma not in ("uniform", "normal"):
             raise InvalidArgument("gamma", "must be uniform, normal or an array of fan_in numbers", gamma)

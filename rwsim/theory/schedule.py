@@ -153,14 +153,16 @@ def hyper_values(rule: UpdateRule, schedule: Mapping[str, Any], steps: int) -> l
         InvalidArgument: No steps, a name that the rule lacks, another shape, a value out of range.
     """
     if steps < 1:
-        raise InvalidArgument("steps", "must be at least 1", steps)
+        raise InvalidArgument("steps", "must be at least 1", steps, "give the steps of the run")
     for name, factors in schedule.items():
         if name not in rule.hyper:
             known = f"it takes {', '.join(rule.hyper)}"
             raise InvalidArgument(f"schedule[{name!r}]", f"is not a hyperparameter of {rule.name}", name, known)
         shape = (steps, *np.shape(getattr(rule.values, name)))
         if np.shape(factors) != shape:
-            raise InvalidArgument(f"schedule[{name!r}]", f"must have shape {shape}: one factor per step", np.shape(factors))
+            raise InvalidArgument(
+                f"schedule[{name!r}]", f"must have shape {shape}: one factor per step", np.shape(factors), "repeat or cut it to the steps"
+            )
         values = np.asarray(factors, dtype=float) * np.asarray(getattr(rule.values, name))
         for end in (values.min(0), values.max(0)):
             type(rule)(**{**vars(rule.values), name: tuple(end.tolist()) if np.ndim(end) else float(end)})

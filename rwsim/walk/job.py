@@ -55,7 +55,7 @@ class Job:
     def __post_init__(self) -> None:
         for name in ("steps", "window", "layers"):
             if getattr(self, name) < 1:
-                raise InvalidArgument(name, "must be at least 1", getattr(self, name))
+                raise InvalidArgument(name, "must be at least 1", getattr(self, name), "give a larger one")
         self.layer.check_gradient(self.gradient)
         if not self.rules or any(type(rule) is not type(self.rules[0]) for rule in self.rules):
             raise InvalidArgument("rules", "must be one or more of one class, one per config", self.rules)
@@ -75,7 +75,9 @@ class Job:
         base = np.array([getattr(rule.values, name) for rule in self.rules], dtype=np.float64)
         shape = (self.steps, *base.shape[1:])
         if np.shape(factors) != shape:
-            raise InvalidArgument(label, f"must have shape {shape}: one factor per step", np.shape(factors))
+            raise InvalidArgument(
+                label, f"must have shape {shape}: one factor per step", np.shape(factors), "repeat or cut it to the steps"
+            )
         low, high = factors.min(0), factors.max(0)
         ends = np.concatenate([base * low, base * high])
         domain = DOMAINS.get(name)

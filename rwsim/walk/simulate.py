@@ -155,12 +155,12 @@ def _configs(rule: type[UpdateRule], hyper: dict[str, Any], replicate: Any) -> t
         told = ", ".join(f"{key}: {len(values)}" for key, values in sequences.items())
         raise InvalidArgument(next(iter(sequences)), "must be as long as the other sequences", told, "sequences zip to configs")
     if lengths == {0}:
-        raise InvalidArgument(next(iter(sequences)), "must not be empty", [])
+        raise InvalidArgument(next(iter(sequences)), "must not be empty", [], "give one value, or leave it out")
     count = lengths.pop() if lengths else 1
     numbers = tuple(sequences.get("replicate", [replicate] * count))
     for number in numbers:
         if not isinstance(number, Integral):
-            raise InvalidArgument("replicate", "must be a whole number", number)
+            raise InvalidArgument("replicate", "must be a whole number", number, "number them 0, 1, ...")
     rules = (rule(**{key: sequences[key][i] if key in sequences else value for key, value in hyper.items()}) for i in range(count))
     return tuple(rules), tuple(map(int, numbers))
 

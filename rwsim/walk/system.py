@@ -59,22 +59,32 @@ class Layer:
         if self.normalization not in NORMALIZATIONS:
             raise InvalidArgument("normalization", f"must be one of {', '.join(NORMALIZATIONS)}", self.normalization)
         if self.normalization == "layer" and self.neurons < 3:
-            raise InvalidArgument("neurons", "must be at least 3 under layer normalization (two outputs are always 1 and -1)", self.neurons)
+            raise InvalidArgument(
+                "neurons",
+                "must be at least 3 under layer normalization (two outputs are always 1 and -1)",
+                self.neurons,
+                "give more neurons",
+            )
         if self.normalization == "weight" and self.fan_in < 3:
             raise InvalidArgument(
-                "fan_in", "must be at least 3 under weight standardization (two weights are always 1 and -1)", self.fan_in
+                "fan_in",
+                "must be at least 3 under weight standardization (two weights are always 1 and -1)",
+                self.fan_in,
+                "give a larger fan-in",
             )
         if self.fan_in < 2:
             raise InvalidArgument("fan_in", "must be at least 2 (one coordinate cannot rotate)", self.fan_in, "give a larger fan-in")
         if self.neurons < 1:
-            raise InvalidArgument("neurons", "must be at least 1", self.neurons)
+            raise InvalidArgument("neurons", "must be at least 1", self.neurons, "the default is 128")
         if self.batch < 4:
-            raise InvalidArgument("batch", "must be at least 4 (the gradient's second moment is infinite below)", self.batch)
+            raise InvalidArgument(
+                "batch", "must be at least 4 (the gradient's second moment is infinite below)", self.batch, "give a larger batch"
+            )
         if not (0 < self.loss_scale < math.inf):
-            raise InvalidArgument("loss_scale", "must lie in (0, inf)", self.loss_scale)
+            raise InvalidArgument("loss_scale", "must lie in (0, inf)", self.loss_scale, "the default is 1")
         for name in ("gamma_in", "gamma_out"):
             if not (np.isfinite(getattr(self, name)).all() and (getattr(self, name) != 0).all()):
-                raise InvalidArgument(name, "must be finite and without zeros", getattr(self, name))
+                raise InvalidArgument(name, "must be finite and without zeros", getattr(self, name), "draw it anew, or take gamma uniform")
 
     @classmethod
     def draw(
