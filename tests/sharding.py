@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.rotational import CLASSES, seeded
 
-STEPS = 8
+STEPS = 20
 # Of parameters of order one: hundreds of roundings in float64 (two are measured); what is asked for in float32.
 CLOSE = {torch.float64: 1e-13, torch.float32: 1e-6}
 
