@@ -23,11 +23,13 @@ _NEEDED = ("ln_norm", "idle", "bursts", "neurons")
 def gap_rows(case: Case, series: Series, k: int, start: int) -> Iterator[Row]:
     """A row for each of `FACTORS` of a scale-invariant layer from window `start` on: their product is measured over predicted.
 
-    Records of before these were measured have none, nor have Adam+l2 and layers that are not settled.
+    Records, or cases, of before these were measured have none, nor have Adam+l2 and layers that are not settled.
     """
     theory = Theory(type(case.recipe.rule()))
     values = {name: series.values[name][:, start:, k] for name in series.values}
     if not set(_NEEDED) <= values.keys() or theory.kind == "coupled" or not series.layers[k].invariant or len(series.step) - start < 2:
+        return
+    if np.isnan(values["ln_norm"]).all():
         return
     hyper = {name: np.asarray(value, dtype=float)[None] for name, value in case.recipe.hyper.items()}
     taken, passed = (float(value.item()) for value in (theory.decay(hyper), theory.passed(hyper)))

@@ -111,6 +111,9 @@ def dynamics_figure(result: "Result") -> Figure:
 def _gaps(axes: list[Axes], cases: list[str], rows: "list[Row]") -> None:
     """Each factor of each case's settled layers, a dot a layer; a bar is the median."""
     for axis, case in zip(axes, cases, strict=True):
+        if not any(row.case == case for row in rows):  # nothing settled, or not measured then
+            axis.set_axis_off()
+            continue
         for at, name in enumerate(FACTORS):
             errors = finite(np.array([row.error for row in rows if row.case == case and row.quantity == OF_ROTATION + name]))
             if len(errors):
