@@ -1,0 +1,47 @@
+"""Sphinx: `make docs`. The source is the whole checkout, so that links between docs/, notebooks/ and README hold here and on a forge."""
+
+import re
+import sys
+from pathlib import Path
+
+TOP = Path(__file__).parent.parent
+sys.path[:0] = [str(TOP), str(TOP / "docs")]
+
+import rwsim
+
+project, author = "rwsim", "the rwsim maintainers"
+version = release = rwsim.__version__
+html_title = f"rwsim {version}"
+root_doc = "docs/index"
+include_patterns = ["docs/*.md", "docs/reference/*.md", "docs/experiments/**.md", "notebooks/*.md"]
+exclude_patterns = [".*", "docs/_build", "rwsim", "derivations", "tests", "benchmarks", "dist"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "mathml"]
+
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(TOP / "docs" / "_build" / "executed")
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+nb_render_image_options = {"width": "100%"}
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+default_role = "py:obj"
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+add_module_names = False
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_math_renderer = "mathml"
+html_static_path = ["_static"]
+html_css_files = ["rwsim.css"]
+html_show_sphinx = False
+html_copy_source = False
+# Furo's own fonts are those of the system; nothing is fetched.
+html_theme_options = {"navigation_with_keys": False}
