@@ -13,9 +13,9 @@ project, author = "rwsim", "the rwsim maintainers"
 version = release = rwsim.__version__
 html_title = f"rwsim {version}"
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "docs/reference/*.md", "docs/experiments/**.md", "notebooks/*.md"]
+include_patterns = ["README.md", "docs/*.md", "docs/reference/*.md", "docs/experiments/**.md", "notebooks/*.md"]
 exclude_patterns = [".*", "docs/_build", "rwsim", "derivations", "tests", "benchmarks", "dist"]
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "mathml"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "mathml", "names"]
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
@@ -31,9 +31,10 @@ nb_render_image_options = {"width": "100%"}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
-default_role = "py:obj"
+default_role = "name"
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
+napoleon_custom_sections = [("Class attributes", "params_style")]
 add_module_names = False
 python_use_unqualified_type_names = True
 
