@@ -15,7 +15,7 @@ html_title = f"rwsim {version}"
 root_doc = "docs/index"
 include_patterns = ["README.md", "docs/*.md", "docs/reference/*.md", "docs/experiments/**.md", "notebooks/*.md"]
 exclude_patterns = [".*", "docs/_build", "rwsim", "derivations", "tests", "benchmarks", "dist"]
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "mathml", "names"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "names"]
 
 myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
@@ -41,6 +41,7 @@ python_use_unqualified_type_names = True
 html_theme = "furo"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
+html_extra_path = ["_extra"]
 html_css_files = ["rwsim.css"]
 html_show_sphinx = False
 html_copy_source = False
