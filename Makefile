@@ -20,6 +20,7 @@ lint: .venv/tested
 DERIVE ?= all
 docs: .venv/documented
 	$(BIN)/python docs/readme.py derivations $(DERIVE)
+	rm -rf docs/_build/html
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs $(DOCS_ARGS) . docs/_build/html
 	$(BIN)/python docs/links.py docs/_build/html
 

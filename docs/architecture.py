@@ -1,18 +1,15 @@
-"""Write docs/architecture.svg, the house in one picture: `python docs/architecture.py`.
+"""Write docs/architecture.svg, the house in one picture: `python -m docs.architecture`.
 
 Rows and columns are the layers that `tests/test_layout.py` holds to their order; a dot is an import that the code has.
 """
 
 import ast
-import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-TOP = Path(__file__).parent.parent
-sys.path.insert(0, str(TOP))
-
 from tests.test_layout import LAYERS, MODULES, imported, layer
 
+TOP = Path(__file__).parent.parent
 PICTURE = TOP / "docs" / "architecture.svg"
 # Sizes in pixels.
 _ROW, _NAME, _TEXT, _CELL, _MARGIN, _TOP = 26, 110, 560, 22, 14, 100

@@ -1,13 +1,13 @@
 """Sphinx: `make docs`. The source is the whole checkout, so that links between docs/, notebooks/ and README hold here and on a forge."""
 
-import re
 import sys
+from importlib.resources import files
 from pathlib import Path
 
-TOP = Path(__file__).parent.parent
-sys.path[:0] = [str(TOP), str(TOP / "docs")]
-
 import rwsim
+
+TOP = Path(__file__).parent.parent
+sys.path.insert(0, str(TOP / "docs"))
 
 project, author = "rwsim", "the rwsim maintainers"
 version = release = rwsim.__version__
@@ -40,7 +40,8 @@ python_use_unqualified_type_names = True
 
 html_theme = "furo"
 html_math_renderer = "mathml"
-html_static_path = ["_static"]
+# A font with the sizes of roots and brackets, which few systems have: that of ziamath (STIX Two Math, SIL Open Font License).
+html_static_path = ["_static", str(files("ziamath.fonts") / "STIXTwoMath-Regular.ttf")]
 html_extra_path = ["_extra"]
 html_css_files = ["rwsim.css"]
 html_show_sphinx = False
