@@ -45,6 +45,7 @@ html_static_path = ["_static", str(files("ziamath.fonts") / "STIXTwoMath-Regular
 html_extra_path = ["_extra"]
 html_css_files = ["rwsim.css"]
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 # Furo's own fonts are those of the system; nothing is fetched.
 html_theme_options = {"navigation_with_keys": False}

@@ -13,16 +13,7 @@ from rwsim.theory import paper
 from rwsim.theory import symbols as sym
 
 DOCS = Path(rwsim.__file__).parent.parent / "docs"
-PACKAGES = (
-    "rwsim",
-    "rwsim.audit",
-    "rwsim.experiments",
-    "rwsim.optimizers",
-    "rwsim.plots",
-    "rwsim.probe",
-    "rwsim.rotational",
-    "derivations",
-)
+PACKAGES = ("rwsim", *(f"rwsim.{name}" for name in ("audit", "experiments", "optimizers", "plots", "probe", "rotational")), "derivations")
 REFERENCE = "\n".join(path.read_text() for path in sorted((DOCS / "reference").glob("*.md")))
 
 
