@@ -1,5 +1,7 @@
 """Sphinx: `make docs`. The source is the whole checkout, so that links between docs/, notebooks/ and README hold here and on a forge."""
 
+import logging
+import os
 import sys
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +23,12 @@ myst_enable_extensions = ["dollarmath", "colon_fence"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
+# Kernels report their start and their end; what fails is raised anyway. Their history does not go into the user's.
+logging.getLogger("traitlets").setLevel(logging.WARNING)
+os.environ["IPYTHONDIR"] = str(TOP / "docs" / "_build" / "ipython")
+_profile = Path(os.environ["IPYTHONDIR"]) / "profile_default"
+_profile.mkdir(parents=True, exist_ok=True)
+(_profile / "ipython_kernel_config.py").write_text("c.Application.log_level = 50\n")
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(TOP / "docs" / "_build" / "executed")
 nb_execution_raise_on_error = True
