@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: validate test lint browser clean
+.PHONY: validate test lint docs browser clean
 
 validate: .venv/installed
 	$(BIN)/rwsim validate
@@ -14,6 +14,15 @@ lint: .venv/tested
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Warnings are errors, inside links are checked. DERIVE=T3 runs that derivation alone for the page of them (all: half a minute);
+# DOCS_ARGS="-D nb_execution_mode=off" shows notebooks without what their cells print and draw.
+DERIVE ?=
+docs: .venv/documented
+	$(BIN)/python docs/readme.py derivations $(DERIVE)
+	rm -rf docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs $(DOCS_ARGS) . docs/_build/html
+	$(BIN)/python docs/links.py docs/_build/html
 
 # The browser that the tests of pages drive, as Debian packages it; without one they are skipped.
 browser:
@@ -30,5 +39,10 @@ browser:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -r .venv/dev.txt
 	touch $@
 
+.venv/documented: .venv/tested
+	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['dependency-groups']['docs'], sep='\n')" > .venv/docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -r .venv/docs.txt
+	touch $@
+
 clean:
-	rm -rf .venv dist rwsim-validate
+	rm -rf .venv dist rwsim-validate docs/_build docs/derivations.md

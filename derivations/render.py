@@ -13,7 +13,8 @@ _TEX = {"=": "=", "~": r"\sim", "!=": r"\neq", ">": ">", "≈": r"\approx"}
 _PREAMBLE = "\\documentclass{article}\n\\usepackage{amsmath,amssymb}\n\\begin{document}\n"
 
 
-def _tex(step: Step) -> str:
+def tex(step: Step) -> str:
+    """The line of a step in LaTeX."""
     relation = _TEX[step.relation]
     if step.relation == "~":
         goal = r"\infty" if step.towards is sp.oo else "0"
@@ -65,7 +66,7 @@ def _latex(result: Result) -> str:
     lines = [rf"\subsection*{{{_escape(d.id)}: {_escape(d.title)}}}", _escape(d.where) + "."]
     for step, how in result.checked:
         lines += [rf"\paragraph{{{_escape(step.name)}}} {_escape(step.reason)}"]
-        lines += [r"\begin{equation*}", _tex(step), r"\end{equation*}", rf"\textit{{Check: {_escape(how)}.}}"]
+        lines += [r"\begin{equation*}", tex(step), r"\end{equation*}", rf"\textit{{Check: {_escape(how)}.}}"]
     return "\n".join([*lines, "", _escape(_verdict(result)), ""])
 
 
@@ -73,7 +74,7 @@ def _markdown(result: Result) -> str:
     d = result.derivation
     lines = [f"## {d.id}: {d.title}", "", f"*{d.where}*", ""]
     for number, (step, how) in enumerate(result.checked, 1):
-        lines += [f"**{number}. {step.name}.** {step.reason}", "", "$$", _tex(step), "$$", "", f"Check: {how}.", ""]
+        lines += [f"**{number}. {step.name}.** {step.reason}", "", "$$", tex(step), "$$", "", f"Check: {how}.", ""]
     return "\n".join([*lines, f"**{_verdict(result)}**", ""])
 
 

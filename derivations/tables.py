@@ -1,8 +1,9 @@
-"""Tables 1 and 6 as Markdown with LaTeX, written from the derived forms: README and docs hold what this prints."""
+"""Tables 1 and 6, and single equations, as Markdown with LaTeX, written from the derived forms: README and docs hold what this prints."""
 
 import sympy as sp
 
 from derivations.printed import BEYOND_DIFFUSION, DIFFUSION
+from derivations.render import tex
 from rwsim.optimizers import RULES
 from rwsim.theory import paper, rates
 from rwsim.theory import symbols as sym
@@ -47,3 +48,24 @@ def exact_forms() -> str:
             continue
         rows.append([name, _tex(weight_sq), _tex(relative_sq), _tex(rates.relaxation_rate(rule).subs(sym.epsilon, 0))])
     return _rows(["rule", "norm² of a coordinate", "squared relative update", "relaxation rate (1/steps)"], rows)
+
+
+def equation(derivation: str, step: str) -> str:
+    """The line of one step, for the paper's rules, as a displayed formula.
+
+    Raises:
+        ValueError: No such step.
+
+    Example:
+        >>> print(equation("T3", "adamw: a is a square"))
+        $$
+        \\eta^{2} \\lambda^{2} - 2 \\eta \\lambda + 1 = \\left(- \\eta \\lambda + 1\\right)^{2}
+        $$
+    """
+    from derivations import DERIVATIONS, PAPER_RULES, Context
+
+    found = DERIVATIONS[derivation]
+    for each in found.steps(Context(tuple(rule for rule in PAPER_RULES if found.relevant(rule)))):
+        if each.name == step:
+            return f"$$\n{tex(each)}\n$$"
+    raise ValueError(f"{derivation} has no step {step!r}")

@@ -12,12 +12,14 @@ import rwsim
 from tests.forked import python
 
 ROOT = Path(rwsim.__file__).parent.parent
-PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if "```" in page.read_text()]
 
 
 def blocks(text: str) -> list[tuple[str, str]]:
     """(language, content) of every fenced block, in order."""
     return re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if blocks(page.read_text())]
 
 
 def run_page(text: str, directory: Path) -> int:

@@ -1,5 +1,6 @@
 """Pictures of a sweep: what they show, and that no shape of a sweep breaks them."""
 
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -451,3 +452,9 @@ def test_trajectories_without_predictions_or_values():
 def test_pictures_of_a_sweep_need_no_validation():
     code = "import rwsim.plots, sys; assert not {'rwsim.validate', 'torch', 'xarray'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_backend_that_a_notebook_names_stays():
+    code = "import matplotlib, rwsim.plots; print(matplotlib.get_backend())"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "MPLBACKEND": "svg"}, capture_output=True, text=True, check=True)
+    assert done.stdout == "svg\n"

@@ -1,8 +1,12 @@
 """Figures. A leaf: nothing imports it but the command line. `studies`, which brings torch, is imported by itself."""
 
+import os
+
 import matplotlib
 
-matplotlib.use("Agg")
+# Figures are written to files, on machines without a display; but a notebook, which names its backend, shows them.
+if "MPLBACKEND" not in os.environ:
+    matplotlib.use("Agg")
 
 from rwsim.plots.experiments import save_experiment
 from rwsim.plots.plan import plan_figure, save_plan

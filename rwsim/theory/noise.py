@@ -69,7 +69,7 @@ class ToySystem:
 
     Given w, with w~ = gamma_in * w, P the projector orthogonal to w~ and s = loss_scale / (K B),
 
-        g = gamma_in * P xi * |gamma_out| s / ||w~|| * sqrt(B chi2_{B-2} / chi2_{B-1}),      xi ~ N(0, I),
+        g = gamma_in * P xi * abs(gamma_out) s / ||w~|| * sqrt(B chi2_{B-2} / chi2_{B-1}),      xi ~ N(0, I),
 
     so that E g_c^2 = gamma_in,c^2 (1 - w~_c^2/||w~||^2) gamma_out^2 s^2 B (B-2) / ((B-3) ||w~||^2), finite for B >= 4.
 
