@@ -57,7 +57,7 @@ class Stop(Exception):
 @pytest.mark.parametrize(("seed", "at", "how"), [(0, 20, "Ctrl-C"), (1, 30, "exception")])
 def test_an_interrupted_run_resumes_to_the_same_bits(data, tmp_path, monkeypatch, seed, at, how):
     """Ctrl-C within a step is kept after it; after whatever else, the last checkpoint is there."""
-    monkeypatch.setattr(train, "_LOOK", 10)
+    monkeypatch.setattr(train, "LOOK", 10)
     short = tiny_experiment(50)
     settings = Settings("smoke", "cpu", data=data, save_seconds=0.0 if how == "exception" else 1e9)
     run(short, settings, tmp_path / "whole")
@@ -85,7 +85,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(data, tmp_path, monkeypatch
 
 
 def test_a_damaged_checkpoint_is_named(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "_LOOK", 10)
+    monkeypatch.setattr(train, "LOOK", 10)
     short = tiny_experiment(50, seeds=1)
 
     def stop(*_):

@@ -181,6 +181,7 @@ def test_rms_angle_follows_a_schedule(name, schedule):
 # Where it is not the rate: while the size of the updates changes.
 
 
+@pytest.mark.filterwarnings("ignore:No parameter of this")  # its rotation is given step by step
 @pytest.mark.parametrize(
     ("name", "rate", "shrink", "warm", "off"),
     [

@@ -10,9 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from rwsim.experiments.gap import OF_ROTATION
 from rwsim.plots.style import COLORS, QUANTITY_LABELS, finite, number, percent
-from rwsim.probe.factors import FACTORS
 
 if TYPE_CHECKING:
     from rwsim.experiments.findings import Row
@@ -73,6 +71,8 @@ def _error_axis(axis: Axes, band: float) -> None:
 def dynamics_figure(result: "Result") -> Figure:
     """A column a case, mean over seeds: norms of some layers and rotations of all, the predicted path dashed, and what norm and rotation
     are off by, with bands. Grey: layers that are not scale-invariant. Below: the factors of which rotations in equilibrium are off."""
+    from rwsim.experiments.gap import OF_ROTATION  # torch comes with it
+
     records = result.records
     shown = [row for row in result.findings.rows if row.quantity.startswith(OF_ROTATION)]
     figure = plt.figure(figsize=(2.9 * len(records) + 0.8, 11.2 if shown else 8.6), layout="constrained")
@@ -110,6 +110,9 @@ def dynamics_figure(result: "Result") -> Figure:
 
 def _gaps(axes: list[Axes], cases: list[str], rows: "list[Row]") -> None:
     """Each factor of each case's settled layers, a dot a layer; a bar is the median."""
+    from rwsim.experiments.gap import OF_ROTATION
+    from rwsim.probe.factors import FACTORS
+
     for axis, case in zip(axes, cases, strict=True):
         if not any(row.case == case for row in rows):  # nothing settled, or not measured then
             axis.set_axis_off()
