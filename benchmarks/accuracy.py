@@ -25,7 +25,8 @@ import numpy as np
 from scipy.stats import qmc
 
 from rwsim.optimizers import UpdateRule, find_rule
-from rwsim.theory.equilibrium import Closure, predict_equilibrium, settled
+from rwsim.theory.equilibrium import Closure, predict_equilibrium
+from rwsim.theory.forms import settled
 from rwsim.theory.full import CORRECTIONS, predict_full
 from rwsim.walk.system import Layer
 

@@ -16,11 +16,13 @@ import numpy as np
 from rwsim.errors import InvalidArgument, NoEquilibrium
 from rwsim.optimizers import UpdateRule, find_rule
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import Equilibrium, numeric, predict_equilibrium, sign_autocovariance
+from rwsim.theory.equilibrium import Equilibrium, predict_equilibrium
+from rwsim.theory.forms import numeric
 from rwsim.theory.moments import linear_response
 from rwsim.theory.noise import GradientLaw, ToySystem
 from rwsim.theory.predict import gradient_law
 from rwsim.theory.rates import memory
+from rwsim.theory.signs import sign_autocovariance
 
 # What each mode keeps.
 MATCHES: Mapping[str, tuple[str, str]] = MappingProxyType({"rotation": ("rotation", "rms_update"), "diffusion": ("tau_r", "tau_g")})

@@ -11,8 +11,9 @@ from scipy import stats
 import rwsim
 from rwsim.errors import InvalidArgument, NoEquilibrium, UnsupportedRule
 from rwsim.optimizers import RULES, SGDM, AdamL2, AdamW, Lion
-from rwsim.theory.equilibrium import predict_equilibrium, sign_autocovariance
+from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.noise import IdealWalk, ToySystem, gammas_over_draws
+from rwsim.theory.signs import sign_autocovariance
 
 SETTINGS = {
     "sgdm": SGDM(lr=0.5, weight_decay=1e-4),

@@ -19,8 +19,9 @@ from rwsim.explore.setting import check, hyper_controls, paper_values
 from rwsim.explore.simulate import LARGEST, neurons_for, simulate
 from rwsim.optimizers import RULES
 from rwsim.page import scale
-from rwsim.theory.equilibrium import predict_equilibrium, sign_autocovariance
+from rwsim.theory.equilibrium import predict_equilibrium
 from rwsim.theory.predict import gradient_law
+from rwsim.theory.signs import sign_autocovariance
 from tests.exploring import random_point
 
 # What the issue asks of the page; rounding alone leaves 1e-11.

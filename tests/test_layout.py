@@ -47,7 +47,7 @@ LONG = {
     "rwsim/plan.py": "a few lines over, one job: a plan and what it warns of",
     "rwsim/rotational/fused.py": "a few lines over, one job: what launches the kernels",
     "rwsim/rotational/optimizer.py": "one class, which the exported files carry whole",
-    "rwsim/theory/equilibrium.py": "to be split: prediction of one rule, of many, and their normalizers",
+    "rwsim/theory/equilibrium.py": "a few lines over, one job: the equilibrium of a rule, or of many",
     "rwsim/theory/full.py": "the corrections share the state of one iteration",
     "rwsim/walk/blocked.py": "to be split: the walk, its processes",
     "rwsim/walk/fused.py": "one engine: what it lacks, its launches and their graphs",

@@ -18,7 +18,7 @@ from torch import Tensor
 from rwsim.errors import RwsimError
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import numeric, settled
+from rwsim.theory.forms import numeric, settled
 from rwsim.walk.reference import GradientPart
 
 # Roundings of one step: of the weight (decay and update are two assignments, each of two or three operations), and of a buffer and

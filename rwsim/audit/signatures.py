@@ -17,7 +17,8 @@ from rwsim.audit.finding import CONVENTION, FAULT, Kind
 from rwsim.errors import NoEquilibrium, RwsimError
 from rwsim.optimizers import RULES, UpdateRule
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import numeric, predict_equilibrium, settled
+from rwsim.theory.equilibrium import predict_equilibrium
+from rwsim.theory.forms import numeric, settled
 from rwsim.theory.noise import GradientLaw
 from rwsim.theory.rates import total_decay
 from rwsim.theory.schedule import expected_path

@@ -17,10 +17,11 @@ from sympy.printing.precedence import PRECEDENCE
 from rwsim.optimizers import RULES, UpdateRule
 from rwsim.theory import equilibrium, factors, noise, paper, signs, walker
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import forms_of, settled, square, stability, summed_closure
+from rwsim.theory.forms import forms_of, settled, square, stability
 from rwsim.theory.rates import memory, relaxation_rate
 from rwsim.theory.recurrence import Compiled, recurrence
 from rwsim.theory.response import argument_kernel, lag
+from rwsim.theory.signs import summed_closure
 
 
 def _unevaluated(kind: Any) -> Any:
@@ -109,7 +110,7 @@ def common() -> dict[str, str]:
     own, lagged, shared, past_sq, early, late = pair = sp.symbols("own lagged shared past early late", real=True)
     before, after, across, drift, past, node, rho = sp.symbols("before after across drift past node rho", real=True)
     return {
-        "product": function(pair, [equilibrium.sign_product(own, lagged, shared, past_sq, early, late, XP)]),
+        "product": function(pair, [signs.sign_product(own, lagged, shared, past_sq, early, late, XP)]),
         "turned": function((before, after, across, drift), [walker.turned(before, after, across, drift, XP)]),
         "gain": function((past, own, node), [signs.sign_gain(past, own, node, XP)]),
         "beyond": function((rho,), [signs.arcsine_beyond(rho, XP)]),
@@ -196,7 +197,7 @@ def facts(rule: type[UpdateRule]) -> dict[str, Any]:
         "direction": settled(rule).direction,
         "states": recurrence(rule).states,
         "bends": not sign and any(c.has(sym.normalizer) for c in stability(rule)),
-        "tail": equilibrium.KERNEL_TAIL,
+        "tail": signs.KERNEL_TAIL,
         "lr": names.index("lr"),
         "needed": [[names.index(name), str(equilibrium.no_equilibrium(name))] for name in ("lr", "weight_decay") if name in names],
         "unstable": "no stable equilibrium: lr times weight decay " + ("must lie in (0, 2)." if sign else "is too large."),

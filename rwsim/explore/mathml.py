@@ -13,7 +13,7 @@ from rwsim.page.html import Html, tag
 from rwsim.theory import paper
 from rwsim.theory import symbols as sym
 from rwsim.theory.arcsine import sign_moments
-from rwsim.theory.equilibrium import settled, square
+from rwsim.theory.forms import settled, square
 from rwsim.theory.moments import stationary_moments
 
 _omega_sq, _D_sq = sp.Symbol("E_omega2", positive=True), sp.Symbol("D", positive=True) ** 2

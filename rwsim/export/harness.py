@@ -25,7 +25,7 @@ from rwsim.rotational import rotational_of
 from rwsim.rotational.rate import rotation_rate
 from rwsim.stats.mcse import estimate
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import numeric
+from rwsim.theory.forms import numeric
 from rwsim.theory.predict import predict
 from rwsim.theory.rates import total_decay
 from rwsim.theory.rotation import rotation_form

@@ -49,11 +49,12 @@ from rwsim.errors import InvalidArgument, UnsupportedRule
 from rwsim.optimizers import UpdateRule
 from rwsim.theory import paper
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import numeric, settled, sign_autocovariance, sign_closure
+from rwsim.theory.forms import numeric, settled
 from rwsim.theory.moments import stationary_moments
 from rwsim.theory.noise import Array, IdealWalk
 from rwsim.theory.rates import total_decay, total_response
 from rwsim.theory.rotation import norm_sq_form, relative_sq_form
+from rwsim.theory.signs import sign_autocovariance, sign_closure
 
 _NO_MORE: Mapping[sp.Symbol, Any] = MappingProxyType({})
 # Steps whose sums over a sign's memory are held at a time.

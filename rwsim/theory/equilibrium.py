@@ -8,31 +8,26 @@ a run.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sympy as sp
 from numpy.typing import NDArray
-from sympy.printing.numpy import NumPyPrinter
 
-from rwsim.errors import InvalidArgument, NoEquilibrium, RwsimError, UnsupportedRule
+from rwsim.errors import InvalidArgument, NoEquilibrium, RwsimError
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import paper
 from rwsim.theory import symbols as sym
-from rwsim.theory._cache import cached
-from rwsim.theory.moments import LinearResponse, linear_response, stationary_moments
+from rwsim.theory.forms import bends, forms_of, numeric, settled, square, stability, stable
 from rwsim.theory.noise import Array, GradientLaw
+from rwsim.theory.signs import sign_autocovariance, sign_closure
 
 if TYPE_CHECKING:
     from rwsim.theory.full import Full
 
 # Equilibrium, spread E w_c^2, its gradient's E g_c^2, E||omega||^2 of the linearized recurrence, normalizer.
 _Solution = tuple["Equilibrium", Array, Array, float, Array | None]
-# Autocovariances are summed until the kernel has fallen by this factor; what is cut is below it in relative terms.
-KERNEL_TAIL = 1e-12
-# Lags whose arcsines (one for each pair of gradient lengths) are held at a time.
-_LAGS = 4096
 # Newton's method for the normalizer of one coordinate stops at this relative step; what is left is of the order of its square.
 _ROOT_STEP = 1e-6
 _ROOT_STEPS = 200
@@ -216,7 +211,7 @@ def _at_once(
             spread = weight_scale * (start * weight(*columns, np.sqrt(grad_part * start))[0])
             grad_sq = first.second_moment(spread)
             root = np.sqrt(grad_part * grad_sq)
-            fine = ((spread > 0) & np.isfinite(spread) & _stable(conditions(*columns, root))).all(-1)
+            fine = ((spread > 0) & np.isfinite(spread) & stable(conditions(*columns, root))).all(-1)
             turn, update = rest(*columns, root)
             weight_sq = spread.sum(-1)
             relative_sq = np.minimum(2 * (spread * (turn_scale * turn)).sum(-1) / weight_sq, 4.0)
@@ -257,104 +252,12 @@ def predict_equilibrium(rule: UpdateRule, law: GradientLaw) -> Prediction:
     return Prediction(_paper(rule, law, spread, grad_sq), exact, unit_grad_norm_sq, linearized, normalizer, (rule, law))
 
 
-@cached
-def settled(rule: type[UpdateRule]) -> LinearResponse:
-    return linear_response(rule).settled()
-
-
-class _Reciprocals(NumPyPrinter):
-    """numpy has squares and reciprocals as such, but x**(-2) goes by logarithms."""
-
-    def _print_Pow(self, expr: sp.Pow, rational: bool = False) -> str:
-        if expr.exp.is_Integer and expr.exp < -1:
-            return f"(1/({self._print(expr.base)})**{-expr.exp})"
-        return super()._print_Pow(expr, rational)
-
-
-@cached
-def numeric(rule: type[UpdateRule], expressions: tuple[sp.Expr, ...], extra: tuple[sp.Symbol, ...]) -> Callable[..., list]:
-    """numpy function of (hyperparameters in declaration order, *extra) for a tuple of expressions."""
-    return sp.lambdify((*sym.flat(sym.hyper_symbols(rule)), *extra), list(expressions), modules="numpy", cse=True, printer=_Reciprocals)
-
-
 def no_equilibrium(name: str) -> NoEquilibrium:
     return NoEquilibrium(f"`{name}` is 0: without it there is no equilibrium to predict; give a positive value.")
 
 
 def unstable(rule: UpdateRule) -> NoEquilibrium:
     return NoEquilibrium(f"{rule!r} has no stable equilibrium: lr times weight decay is too large.")
-
-
-@dataclass(frozen=True)
-class Forms:
-    """Per coordinate: a factor of hyperparameters alone and one that depends on the normalizer D.
-
-    Attributes:
-        weight: E omega^2 / E g_c^2.
-        turn: (E omega^2 - lag one) / E omega^2, free of the cancellation and of the poles of its parts.
-        update: E of the squared update / E g_c^2.
-        slope: d log weight / d log D.
-    """
-
-    weight: tuple[sp.Expr, sp.Expr]
-    turn: tuple[sp.Expr, sp.Expr]
-    update: tuple[sp.Expr, sp.Expr]
-    slope: sp.Expr
-
-
-@cached
-def forms_of(rule: type[UpdateRule]) -> Forms:
-    moments, root = stationary_moments(rule), sym.normalizer
-    weight, turn, update = (
-        sp.factor(form.subs(sym.grad_sq, 1)).as_independent(root, as_Add=False)
-        for form in (moments.weight_sq, 1 - moments.lag_one / moments.weight_sq, moments.update_sq)
-    )
-    slope = sp.factor(root * sp.diff(weight[1], root) / weight[1])
-    weight, turn, update = ((scale, _collected(shape)) for scale, shape in (weight, turn, update))
-    return Forms(weight, turn, update, _collected(slope))
-
-
-def _collected(form: sp.Expr) -> sp.Expr:
-    """Sums by powers of the normalizer, the one array: what remains is arithmetic on numbers."""
-    return form.replace(lambda e: e.is_Add, lambda e: sp.collect(sp.expand(e), sym.normalizer))
-
-
-@cached
-def stability(rule: type[UpdateRule]) -> tuple[sp.Expr, ...]:
-    """Coefficients, highest first, of the characteristic polynomial of the transition in w, z = (1 + w)/(1 - w): |z| < 1 is
-    Re w < 0. Symbolic, since lr times decay would drown in the rounding of 1 - lr decay."""
-    transition = settled(rule).transition
-    n, w = transition.rows, sp.Symbol("w")
-    terms = sum(c * (1 + w) ** (n - k) * (1 - w) ** k for k, c in enumerate(transition.charpoly().all_coeffs()))
-    numerator, denominator = sp.together(terms).as_numer_denom()
-    return tuple(_collected(sp.factor(c / denominator)) for c in sp.Poly(numerator, w).all_coeffs())
-
-
-@cached
-def square(rule: type[UpdateRule]) -> tuple[sp.Expr, sp.Expr]:
-    """The normalizer's shares of E omega^2 and of E g_c^2."""
-    response = settled(rule)
-    form, of_grad = response.square or (sp.zeros(1, 1), sp.Integer(0))
-    if form != sp.diag(form[0, 0], *[0] * (form.rows - 1)):
-        raise UnsupportedRule(rule.name, "the normalizer averages momentum")
-    return form[0, 0], of_grad
-
-
-@cached
-def _bends(rule: type[UpdateRule]) -> bool:
-    """Whether stability depends on the normalizer."""
-    return any(c.has(sym.normalizer) for c in stability(rule))
-
-
-def _stable(coefficients: list[Any]) -> Any:
-    """Whether all roots of a real polynomial lie in the left half plane (Routh); entries may be arrays."""
-    upper, lower = coefficients[0::2], coefficients[1::2]
-    verdict = np.asarray(upper[0] > 0)
-    while lower:
-        verdict = verdict & (lower[0] > 0)
-        ratio = upper[0] / lower[0]
-        upper, lower = lower, [x - ratio * y for x, y in zip(upper[1:], [*lower[1:], 0.0], strict=False)]
-    return verdict
 
 
 class Closure:
@@ -375,7 +278,7 @@ class Closure:
         shares: list[Any] = self._numbers(*square(self._kind)) if self.normalized else [0.0, 0.0]
         self._weight_part, self._grad_part = shares
         self._of_weight = np.zeros(())
-        if not (self.normalized and _bends(self._kind)) and not _stable(self._conditions(*self._hyper, 1.0)):
+        if not (self.normalized and bends(self._kind)) and not stable(self._conditions(*self._hyper, 1.0)):
             raise unstable(rule)
 
     def _numbers(self, *expressions: sp.Expr) -> list[Any]:
@@ -433,8 +336,8 @@ class Closure:
         if not np.isfinite(found).all():
             raise unstable(self.rule)
         # A rational form has a value where its recurrence is unstable too.
-        if self.normalized and _bends(self._kind):
-            if not _stable(self._conditions(*self._hyper, self.normalizer(law.second_moment(found)))).all():
+        if self.normalized and bends(self._kind):
+            if not stable(self._conditions(*self._hyper, self.normalizer(law.second_moment(found)))).all():
                 raise unstable(self.rule)
         return found
 
@@ -455,101 +358,6 @@ def _rational(rule: UpdateRule, law: GradientLaw) -> _Solution:
     relative_sq = np.minimum(2 * (spread * turn).sum(-1) / weight_sq, 4.0)
     exact = Equilibrium(weight_sq, 2 * np.arcsin(np.sqrt(relative_sq) / 2), (grad_sq * update).sum(-1))
     return exact, spread, grad_sq, float(weight_sq.mean()), root if closure.normalized else None
-
-
-def sign_autocovariance(rule: UpdateRule, law: GradientLaw) -> tuple[Array, Array]:
-    """E[sign(n_t) sign(n_{t+k})] for k = 1, 2, ... until the kernel has died out, and its linearization.
-
-    For a Gaussian n of correlation rho this is (2/pi) arcsin rho (the arcsine law). Gradient lengths vary from step to
-    step, so n is Gaussian only given them: the law is averaged over the lengths of the two steps compared, with the
-    conditional covariance over the product of the conditional deviations (THEORY.md section 4). Lengths of other
-    steps enter through their mean. The linearization, (2/pi) rho at constant lengths, is the paper's model of the sign.
-    """
-    response = settled(type(rule))
-    if response.argument is None:
-        raise UnsupportedRule(rule.name, "it has no sign")
-    h, k = response.argument
-    buffers = response.transition[1:, 1:]
-    entries = numeric(type(rule), (*buffers, *response.drive[1:, 0], *h[0, 1:], k), ())(*sym.flat(rule.values))
-    nodes, weights = law.length_squared()
-    return _sign_autocovariance(tuple(map(float, entries)), buffers.rows, tuple(nodes), tuple(weights))
-
-
-def responses(row: Array, transition: Array, drive: Array, head: float, count: int) -> Array:
-    """What a gradient does at once and in each of the `count` steps after: head, then row A^j drive for j = 0, 1, ..."""
-    found, state = np.empty(count + 1), drive
-    found[0] = head
-    for j in range(1, count + 1):
-        found[j] = row @ state
-        state = transition @ state
-    return found
-
-
-def autocorrelation(kernel: Array) -> Array:
-    """sum_j a_j a_{j+k} at k = 0, 1, ..., shape of `kernel`."""
-    spectrum = np.fft.rfft(kernel, 2 * len(kernel))
-    return np.fft.irfft(np.abs(spectrum) ** 2, 2 * len(kernel))[: len(kernel)]
-
-
-# lr and decay do not enter, so that neighbours of a sweep share it; few, since at beta_2 = 0.99999 one takes 40 MB.
-@lru_cache(maxsize=4)
-def _sign_autocovariance(entries: tuple[float, ...], n: int, nodes: tuple[float, ...], weights: tuple[float, ...]) -> tuple[Array, Array]:
-    transition = np.array(entries[: n * n]).reshape(n, n)
-    drive, row = np.array(entries[n * n : n * n + n]), np.array(entries[n * n + n : n * n + 2 * n])
-    radius = max(abs(np.linalg.eigvals(transition)))
-    length = 2 if radius == 0 else max(2, math.ceil(math.log(KERNEL_TAIL) / math.log(radius)))
-    kernel = responses(row, transition, drive, entries[-1], length)  # of g_{t-j} in n_t
-    past = np.append(autocorrelation(kernel[1:]), 0.0)  # sum_{j>=1} a_j a_{j+k} at k = 0, 1, ...
-    early, late = np.array(nodes)[:, None, None], np.array(nodes)[None, :, None]
-    own = kernel[0]
-    averaged = np.empty(length)
-    for first in range(0, length, _LAGS):
-        lags = slice(first, first + _LAGS)
-        lagged, shared = kernel[1:][lags], past[1:][lags]
-        arcsine = sign_product(own, lagged, shared, past[0], early, late, np)
-        averaged[lags] = np.einsum("i,j,ijk->k", weights, weights, arcsine)
-    return averaged, 2 / math.pi * (own * kernel[1:] + past[1:]) / (own**2 + past[0])
-
-
-def sign_product(own: Any, lagged: Any, shared: Any, past: Any, early: Any, late: Any, xp: Any) -> Any:
-    """E[sign(n_t) sign(n_{t+k})] given the squared lengths of the gradients of both steps, the others at their mean.
-
-    Args:
-        own: Kernel of the step's own gradient in n.
-        lagged: Kernel at lag k.
-        shared: sum_{j>=1} a_j a_{j+k} of the kernel.
-        past: The same at k = 0.
-        early: Squared length of g_t over its mean.
-        late: Squared length of g_{t+k} over its mean.
-        xp: Supplies sqrt, arcsin, clip and pi: numpy, or the same on symbols.
-    """
-    covariance = own * lagged * early + shared
-    deviation = xp.sqrt((own**2 * early + past) * (own**2 * late + past + lagged**2 * (early - 1)))
-    return 2 / xp.pi * xp.arcsin(xp.clip(covariance / deviation, -1.0, 1.0))
-
-
-def summed_closure(decay: Any, past: Any) -> tuple[Any, Any]:
-    """`sign_closure` from past = sum_{k>=1} (1 - decay)^(k-1) gamma_k; numbers, arrays and symbols alike."""
-    keep = 1 - decay
-    whole = 1 + 2 * keep * past
-    return whole / (decay * (2 - decay)), decay * (1 - decay * past) / whole
-
-
-def sign_closure(decay: Any, gamma: Array) -> tuple[Array, Array]:
-    """E w^2 in units of b^2, and 1 - E[w w'] / E w^2, of w' = (1 - decay) w + b s: (1 + 2 sum rho^k gamma_k) / (1 - rho^2) is the first.
-
-    Args:
-        decay: 1 - rho in (0, 2), any shape.
-        gamma: E[s_t s_{t+k}] at k = 1, 2, ...
-
-    Example:
-        >>> sign_closure(0.5, np.zeros(1))
-        (array(1.33333333), array(0.5))
-    """
-    decay = np.asarray(decay, dtype=float)
-    past = (1 - decay)[..., None] ** np.arange(len(gamma)) @ gamma
-    relative, turn = summed_closure(decay, past)
-    return np.asarray(relative), np.asarray(turn)
 
 
 def _sign(rule: UpdateRule, law: GradientLaw) -> _Solution:

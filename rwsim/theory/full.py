@@ -25,6 +25,7 @@ from scipy.interpolate import PchipInterpolator
 from rwsim.errors import InvalidArgument, UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import equilibrium as eq
+from rwsim.theory import forms, signs
 from rwsim.theory import symbols as sym
 from rwsim.theory.fluctuations import Fluctuations, Groups, fluctuations, mean_inverses
 from rwsim.theory.lengths import FiniteAverage, Lengths, horizon, mean_root, mean_root_normal, mean_root_normalized, over_lags
@@ -88,7 +89,7 @@ def predict_full(rule: UpdateRule, law: GradientLaw, corrections: Collection[str
     for name in ("lr", "weight_decay"):
         if getattr(rule.values, name, None) == 0:
             raise eq.no_equilibrium(name)
-    solve = _sign if eq.settled(type(rule)).direction == "sign" else _rational
+    solve = _sign if forms.settled(type(rule)).direction == "sign" else _rational
     if isinstance(law, ToySystem) and len(law.gamma_in) > 1:
         return _over_draws(rule, law, corrections)
     return solve(_System(rule, law, frozenset(corrections)))
@@ -119,7 +120,7 @@ class _System:
     def __init__(self, rule: UpdateRule, law: GradientLaw, corrections: frozenset[str]) -> None:
         self.rule, self.law, self.corrections = rule, law, corrections
         self.kind, self.hyper = type(rule), sym.flat(rule.values)
-        self.response = eq.settled(self.kind)
+        self.response = forms.settled(self.kind)
         self.lengths = Lengths.of(law)
         self.free = not isinstance(law, ToySystem)
         self.gamma_sq = law.gamma_sq[0] if isinstance(law, ToySystem) else np.ones(law.fan_in)
@@ -132,7 +133,7 @@ class _System:
         """A and b of the linearized rule at normalizers, (..., n, n) and (..., n)."""
         linear = self.response.linearized()
         n = linear.transition.rows
-        entries = eq.numeric(self.kind, (*linear.transition, *linear.drive), (sym.normalizer,))(*self.hyper, root)
+        entries = forms.numeric(self.kind, (*linear.transition, *linear.drive), (sym.normalizer,))(*self.hyper, root)
         stacked = np.stack([np.broadcast_to(np.asarray(x, dtype=float), root.shape) for x in entries], -1)
         return stacked[..., : n * n].reshape(*root.shape, n, n), stacked[..., n * n :]
 
@@ -150,11 +151,11 @@ class _System:
 
     def _kernel(self, row: sp.Matrix, buffers: sp.Matrix, head: sp.Expr, into: sp.Matrix) -> Array:
         m = buffers.rows
-        values = np.array(eq.numeric(self.kind, (*row, *buffers, *into, head), (sym.normalizer,))(*self.hyper, 1.0), dtype=float)
+        values = np.array(forms.numeric(self.kind, (*row, *buffers, *into, head), (sym.normalizer,))(*self.hyper, 1.0), dtype=float)
         if m == 0:
             return values
         weights, transition, state = values[:m], values[m : m + m * m].reshape(m, m), values[m + m * m : -1]
-        kernel = eq.responses(weights, transition, state, values[-1], horizon(float(max(abs(np.linalg.eigvals(transition))))))
+        kernel = signs.responses(weights, transition, state, values[-1], horizon(float(max(abs(np.linalg.eigvals(transition))))))
         return kernel[: int(np.flatnonzero(kernel)[-1]) + 1]  # a momentum of 0 has none
 
     def concentration(self, spread: Array) -> float:
@@ -173,9 +174,9 @@ def _doubts(*errors: float) -> tuple[str, ...]:
 def _sign(s: _System) -> Full:
     """Sign rules: E ||omega||^2 of `equilibrium` and the push of orthogonality; the step's size is constant."""
     exact = eq.predict_equilibrium(s.rule, s.law).exact
-    keep, step = eq.numeric(s.kind, (s.response.transition[0, 0], s.response.sign_drive[0]), ())(*s.hyper)
+    keep, step = forms.numeric(s.kind, (s.response.transition[0, 0], s.response.sign_drive[0]), ())(*s.hyper)
     dim, norm_sq, kernel = s.law.fan_in, float(exact.norm_sq[0]), s.sign_kernel()
-    correlation = eq.autocorrelation(kernel)
+    correlation = signs.autocorrelation(kernel)
     lag = float(np.abs(kernel) @ np.arange(1, len(kernel) + 1) / np.abs(kernel).sum())  # of an average gradient in the argument
     if s.wants("orthogonality") and not s.free:
         norm_sq += step**2 * _push(s, kernel, keep) / (1 - keep**2)
@@ -227,7 +228,7 @@ def _push(s: _System, kernel: Array, keep: float) -> float:
     """
     from scipy.signal import fftconvolve, lfilter  # a second to load
 
-    covariance = eq.sign_autocovariance(s.rule, s.law)[0]
+    covariance = signs.sign_autocovariance(s.rule, s.law)[0]
     size = max(len(kernel), len(covariance) + 1, min(_LONGEST, math.ceil(30 / (1 - keep)))) + 2
 
     def padded(values: Array) -> Array:
@@ -242,7 +243,7 @@ def _push(s: _System, kernel: Array, keep: float) -> float:
         return np.append(after(values)[1:], 0.0)
 
     energy = kernel @ kernel
-    a, rho = padded(kernel / math.sqrt(energy)), padded(eq.autocorrelation(kernel) / energy)
+    a, rho = padded(kernel / math.sqrt(energy)), padded(signs.autocorrelation(kernel) / energy)
     gamma = padded(np.append(1.0, covariance))
     whole = 1 - keep**2
     weight_sq = (1 + 2 * keep * later(gamma)[0]) / whole  # over step^2
@@ -271,9 +272,9 @@ def _rational(s: _System) -> Full:
     root = np.broadcast_to(closure.normalizer(grad_sq), grad_sq.shape)
     # The neuron of median gradient stands for the layer where fluctuations are concerned.
     median = int(np.argsort(grad_sq.sum(-1))[len(grad_sq) // 2])
-    decay = eq.numeric(s.kind, (total_decay(s.kind),), (sym.normalizer,))(*s.hyper, root[median])[0]
+    decay = forms.numeric(s.kind, (total_decay(s.kind),), (sym.normalizer,))(*s.hyper, root[median])[0]
     keep = 1 + float(np.median(decay))
-    rate = float(eq.numeric(s.kind, (s.response.average,), ())(*s.hyper)[0]) if closure.normalized else 0.0
+    rate = float(forms.numeric(s.kind, (s.response.average,), ())(*s.hyper)[0]) if closure.normalized else 0.0
     # A normalizer undoes changes that are slower than its memory.
     answer = 2 * (1 - keep) / (2 * (1 - keep) + 1 - rate) if closure.normalized else 1.0
     divided = total_decay(s.kind).has(sym.normalizer)
@@ -282,7 +283,7 @@ def _rational(s: _System) -> Full:
     now, sums, inverse, push = np.ones((1, 1)), np.ones((1, 1)), np.ones((1, 1)), 0.0
     if closure.normalized:
         # E omega^2 is a sum over lags of these.
-        lags = keep ** np.arange(len(kernel)) * eq.autocorrelation(kernel)
+        lags = keep ** np.arange(len(kernel)) * signs.autocorrelation(kernel)
         lags[1:] *= 2
         lags = lags[: int(np.flatnonzero(np.abs(lags) > 1e-9 * lags[0])[-1]) + 1] / lags.sum()
         if s.wants("normalizer"):
@@ -397,7 +398,7 @@ def _settle(
 
 def _finite(s: _System, kernel: Array, rate: float, root: Array, lags: Array, divided: bool) -> tuple[Array, Array, Array]:
     """What the normalizer's memory and eps make of E u^2, of the sum over lags in E omega^2 and of the decay; by coordinate with eps."""
-    joined = eq.square(s.kind)[0] != 0
+    joined = forms.square(s.kind)[0] != 0
 
     def at(eps: float) -> list[float]:
         average = FiniteAverage(kernel, rate, eps, s.lengths)

@@ -66,7 +66,7 @@ def memory(rule: type[UpdateRule]) -> sp.Expr:
     """tau_g^2 over the mean square of one step's gradient part: what momentum adds up. 1 without it; free of lr and decay.
 
     Raises:
-        UnsupportedRule: A sign rule, whose updates correlate by an arcsine law (`equilibrium.sign_autocovariance`).
+        UnsupportedRule: A sign rule, whose updates correlate by an arcsine law (`signs.sign_autocovariance`).
 
     Example:
         >>> from rwsim.optimizers import SGDM

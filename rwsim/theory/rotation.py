@@ -13,10 +13,12 @@ from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import paper
 from rwsim.theory import symbols as sym
 from rwsim.theory._cache import cached
-from rwsim.theory.equilibrium import predict_equilibrium, settled, sign_autocovariance
+from rwsim.theory.equilibrium import predict_equilibrium
+from rwsim.theory.forms import settled
 from rwsim.theory.moments import stationary_moments
 from rwsim.theory.noise import IdealWalk
 from rwsim.theory.rates import series, small, total_decay
+from rwsim.theory.signs import sign_autocovariance
 
 FORMS = ("paper", "exact")
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import Equilibrium, numeric, predict_equilibrium
+from rwsim.theory.equilibrium import Equilibrium, predict_equilibrium
+from rwsim.theory.forms import numeric
 from rwsim.theory.noise import Array, GradientLaw
 from rwsim.theory.rates import memory, relaxation_rate
 from rwsim.theory.schedule import plain_norm

@@ -42,7 +42,8 @@ from rwsim.optimizers.rule import UpdateRule
 from rwsim.stats.mcse import estimate
 from rwsim.stats.verdict import critical_value
 from rwsim.theory import symbols as sym
-from rwsim.theory.equilibrium import Prediction, numeric, predict_equilibrium
+from rwsim.theory.equilibrium import Prediction, predict_equilibrium
+from rwsim.theory.forms import numeric
 from rwsim.theory.full import Full
 from rwsim.theory.noise import GradientLaw
 from rwsim.theory.predict import gradient_law
