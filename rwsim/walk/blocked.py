@@ -25,7 +25,9 @@ import torch
 from torch import Tensor
 
 from rwsim.errors import WalkDiverged, WalkInterrupted
-from rwsim.walk.inplace import GRAD, NORM, PERIOD, Array, Plan, Pool, Uneven
+from rwsim.walk.calls import Array, Pool, Uneven
+from rwsim.walk.forms import PERIOD
+from rwsim.walk.inplace import GRAD, NORM, Plan
 from rwsim.walk.job import Job, Noise
 from rwsim.walk.measure import SERIES, Walk
 from rwsim.walk.program import Program, programs, untraceable
