@@ -49,7 +49,6 @@ LONG = {
     "rwsim/rotational/optimizer.py": "one class, which the exported files carry whole",
     "rwsim/theory/equilibrium.py": "to be split: prediction of one rule, of many, and their normalizers",
     "rwsim/theory/full.py": "the corrections share the state of one iteration",
-    "rwsim/walk/blocked.py": "to be split: the walk, its processes",
     "rwsim/walk/fused.py": "one engine: what it lacks, its launches and their graphs",
     "rwsim/walk/inplace.py": "to be split: tracing a rule, and the tensors that it is run on",
     "tests/test_audit_lifecycle.py": "one table of faulty optimizers and the tests that loop over it",
