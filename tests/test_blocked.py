@@ -14,7 +14,7 @@ import torch
 from rwsim.errors import InvalidArgument, WalkDiverged, WalkInterrupted
 from rwsim.optimizers import RULES, SGDM, AdamW
 from rwsim.optimizers.rule import UpdateRule
-from rwsim.walk import blocked, reference
+from rwsim.walk import blocked, reference, worker
 from rwsim.walk.blocked import lacks, walk
 from rwsim.walk.job import Job
 from rwsim.walk.measure import Walk, rotation_angle
@@ -82,7 +82,7 @@ def test_engine_equals_the_reference(label, job):
 @pytest.mark.parametrize("rule", [AdamW, SGDM])
 def test_engine_equals_the_reference_over_chunks(rule):
     """Scales begin anew, bias corrections go on."""
-    job = Job((rule(lr=0.02, weight_decay=0.2),), layer(4, 2), 2 * blocked._CHUNK + 80, window=100, dtype=torch.float64)
+    job = Job((rule(lr=0.02, weight_decay=0.2),), layer(4, 2), 2 * worker._CHUNK + 80, window=100, dtype=torch.float64)
     given = numbers(job)
     assert_close(walk(job, CPU, **given), reference.walk(job, CPU, **given), 1e-10)
 
@@ -183,7 +183,7 @@ def test_angles_in_place_are_those_of_the_recorder():
     norms = 1 + 0.1 * torch.rand(9, 4, generator=generator, dtype=torch.float64)
     distance = 0.3 * torch.rand(8, 4, generator=generator, dtype=torch.float64)
     angle, square = np.empty((8, 4)), np.empty((8, 4))
-    blocked.rotation_angles(norms.numpy(), distance.square().numpy(), angle, square)
+    worker.rotation_angles(norms.numpy(), distance.square().numpy(), angle, square)
     np.testing.assert_allclose(angle, rotation_angle(norms[:-1], norms[1:], distance), rtol=1e-12)
     np.testing.assert_allclose(square, angle**2, rtol=1e-12)
 
@@ -205,19 +205,19 @@ EVEN_PAIR = (RULE_PAIR[0], AdamW(lr=3e-3, weight_decay=1.0))
 )
 def test_a_walk_depends_on_nothing_but_its_config(gradient, dtype, pair, monkeypatch):
     """Bitwise: company, order, number of processes and with it of rows in a group, length."""
-    monkeypatch.setattr(blocked, "_FEWEST", 1)
+    monkeypatch.setattr(worker, "_FEWEST", 1)
     wide = Layer.draw(100, 34, 8)
     job = Job(pair, wide, 650, gradient, layers=3, window=50, dtype=dtype)
-    assert blocked.groups(job, 1) == [blocked.Group(0, 2, 0, 102)] and len(blocked.groups(job, 4)) == 4
+    assert worker.groups(job, 1) == [worker.Group(0, 2, 0, 102)] and len(worker.groups(job, 4)) == 4
     together = walk(job, CPU, processes=0)
     for count in (1, 4):
         assert_same(walk(job, CPU, processes=count), together)
     assert_same(walk(replace(job, rules=pair[::-1]), CPU), together, [1, 0])
     for config in (0, 1):
         assert_same(walk(replace(job, rules=pair[config : config + 1]), CPU), together, [config])
-    assert job.steps > blocked._CHUNK and job.steps % job.window == 0
+    assert job.steps > worker._CHUNK and job.steps % job.window == 0
     assert_same(walk(replace(job, steps=150), CPU), together)
-    assert_same(walk(replace(job, steps=3 * blocked._CHUNK), CPU), together)
+    assert_same(walk(replace(job, steps=3 * worker._CHUNK), CPU), together)
     again = walk(replace(job, replicates=(1, 0)), CPU)
     assert_same(again, walk(replace(job, replicates=(1, 0), rules=pair), CPU, processes=2))
     assert not np.array_equal(again.norm_sq[:, 0], together.norm_sq[:, 0]) and np.array_equal(again.norm_sq[:, 1], together.norm_sq[:, 1])
@@ -227,7 +227,7 @@ def test_a_walk_depends_on_nothing_but_its_config(gradient, dtype, pair, monkeyp
 
 def test_groups_are_not_cut_too_small():
     job = Job(RULE_PAIR[:1], Layer.draw(128, 128, 8), 3, layers=2)
-    assert [group.rows for group in blocked.groups(job, 1)] == [256] and [group.rows for group in blocked.groups(job, 8)] == [128, 128]
+    assert [group.rows for group in worker.groups(job, 1)] == [256] and [group.rows for group in worker.groups(job, 8)] == [128, 128]
 
 
 def test_neurons_and_steps_have_their_own_numbers():
@@ -275,7 +275,7 @@ def test_divergence_at_the_first_step_keeps_nothing():
 
 @pytest.mark.parametrize("processes", [0, 2])
 def test_progress_and_interruption(processes):
-    job, seen = Job(RULE_PAIR, layer(), 5 * blocked._CHUNK + 10, window=100), []
+    job, seen = Job(RULE_PAIR, layer(), 5 * worker._CHUNK + 10, window=100), []
     whole = walk(job, CPU, progress=seen.append, processes=processes)
     assert seen == sorted(set(seen)) and seen[-1] == job.steps and all(step % 100 == 0 for step in seen[:-1])
 
@@ -329,8 +329,8 @@ def test_control_c_ends_every_process():
 
 def test_a_walk_outlives_the_shell_that_started_it(monkeypatch):
     parents = iter(range(1, 100))
-    monkeypatch.setattr(blocked.os, "getppid", lambda: next(parents))
-    job = Job(RULE_PAIR, layer(), 3 * blocked._CHUNK)
+    monkeypatch.setattr(worker.os, "getppid", lambda: next(parents))
+    job = Job(RULE_PAIR, layer(), 3 * worker._CHUNK)
     assert walk(job, CPU).steps == job.steps
 
 
