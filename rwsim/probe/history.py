@@ -18,6 +18,7 @@ from rwsim.probe.measure import COLUMNS, Bundle
 # Hyperparameters that are written down where a group has them.
 NAMES = ("lr", "weight_decay", "momentum", "dampening", "betas", "nu", "max_lr", "rotation")
 Values = tuple[Any, ...]
+_FIXED = {int, float, str, bool, type(None)}
 
 
 class History:
@@ -37,6 +38,7 @@ class History:
         self.steps: list[int] = []
         self.sums: dict[str, list[np.ndarray]] = {layer.name: [] for layer in layers}
         self._hyper: list[list[tuple[int, Values]]] = []
+        self._given: list[Values] = []
         self._read: dict[int, int] = {}
         self._flags: list[tuple[int, Tensor]] = []
         self._waiting: list[tuple[int, list[Tensor]]] = []
@@ -47,7 +49,14 @@ class History:
         for i, group in enumerate(groups):
             if i == len(self._hyper):
                 self._hyper.append([])
-            values = tuple([_kept(group.get(name)) for name in NAMES])
+                self._given.append(())
+            # Most steps change nothing, and every one passes here.
+            given = tuple([group.get(name) for name in NAMES])
+            fixed = all(map(_is_fixed, given))
+            if fixed and given == self._given[i]:
+                continue
+            self._given[i] = given if fixed else ()
+            values = tuple([_kept(value) for value in given])
             log = self._hyper[i]
             # A tensor on a device cannot be compared without waiting for it.
             if not log or any(map(_on_device, values)) or log[-1][1] != values:
@@ -143,12 +152,18 @@ class History:
                 raise InvalidArgument("state", f"must hold {len(layer.rows)} vectors of {layer.name}", sorted(sums), remedy)
         self.calls, self.skipped, self.steps = state["calls"], list(state["skipped"]), list(state["steps"])
         self._hyper = [[(call, _values(values)) for call, values in log] for log in state["hyper"]]
+        self._given = [() for _ in self._hyper]
         self.sums = {layer.name: list(sums[layer.name].numpy().copy()) for layer in self.layers}
         self._flags, self._waiting, self._read = [], [], {}
 
 
 def _values(values: Sequence[Any]) -> Values:
     return tuple([tuple(one) if isinstance(one, list) else one for one in values])
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a hyperparameter is nothing that could change in place."""
+    return type(value) in _FIXED or (type(value) is tuple and all([type(one) in _FIXED for one in value]))
 
 
 def _kept(value: Any) -> Any:

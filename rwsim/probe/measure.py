@@ -57,6 +57,8 @@ class Bundle:
         counts = torch.tensor([piece.last - piece.first for piece in pieces])
         self.piece_of_row = torch.repeat_interleave(torch.arange(len(pieces)), counts).to(layer.param.device)
         self.spans = [(one.layer, 0, len(one.layer.rows)) if self.shards else (one.layer, one.first, one.last) for one in pieces]
+        # Whether there is nothing to do but to put them together: on a GPU the host's calls are what a measured step costs.
+        self.plain = len(pieces) > 1 and all(one.layer.plain and one.last - one.first == one.layer.vectors for one in pieces)
         self.place: Tensor | None = None
         if self.shards is not None:
             starts = [0, *accumulate(len(piece.layer.rows) for piece in pieces)]
@@ -93,13 +95,13 @@ class Bundle:
         nothing = torch.full_like(columns["ww"], torch.nan)
         sums = torch.stack([columns.get(name, nothing) for name in COLUMNS])
         start = 0
-        for piece in self.pieces:
+        for piece, grad in zip(self.pieces, self.given, strict=True):
             end = start + piece.last - piece.first
-            if piece.layer.param.grad is None:
+            if grad is None:
                 sums[1:, start:end] = torch.nan
             start = end
         self.columns, self.momentum = {}, None
-        del self.weights, self.grads
+        del self.weights, self.grads, self.given
         if self.shards is None or self.place is None:
             return sums
         every = sums.new_zeros(len(COLUMNS), sum(end - start for _, start, end in self.spans))
@@ -107,7 +109,8 @@ class Bundle:
         return self.shards.join(every)
 
     def _gradients(self, scale: Tensor | None) -> None:
-        grads = self._rows([piece.layer.param.grad for piece in self.pieces], copy=False)
+        self.given = [piece.layer.param.grad for piece in self.pieces]
+        grads = self._rows(self.given, copy=False)
         if scale is not None:
             grads = grads / scale.to(grads)
         self.grads = grads
@@ -125,6 +128,8 @@ class Bundle:
 
     def _rows(self, tensors: Sequence[Tensor | None], copy: bool) -> Tensor:
         """Their vectors one below the other, zeros for what is not there."""
+        if self.plain and all(tensor is not None and tensor.dtype == self.dtype and tensor.layout == torch.strided for tensor in tensors):
+            return torch.cat(tensors)  # type: ignore[arg-type]  # none is None
         rows = []
         for piece, tensor in zip(self.pieces, tensors, strict=True):
             if tensor is None:

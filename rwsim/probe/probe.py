@@ -124,7 +124,7 @@ class DynamicsProbe:
 
     @torch.no_grad()
     def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             return  # nothing is computed: the step is taken when it is replayed
         self._due = self.due
         self._history.call(self._groups(), getattr(optimizer, "found_inf", None))
