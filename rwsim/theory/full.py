@@ -34,7 +34,7 @@ from rwsim.theory.rates import total_decay
 
 CORRECTIONS = ("fluctuations", "normalizer", "orthogonality", "mean_angle")
 # Estimated errors above this are too large for the first neglected terms to be trusted.
-_MOST_ERROR = 0.0075
+_MOST_ERROR = 0.009
 # Layers of different gamma_in that stand for all draws.
 _DRAWS = 8
 # Lags over which weights are followed, at most.
@@ -202,13 +202,16 @@ def _sign(s: _System) -> Full:
     ones = np.ones_like(exact.norm_sq)
     # The push is right for weights that outlast the argument's memory, and acts on what correlations add to E ||omega||^2.
     fast = (1 - keep) * lag
-    concentration = 0.0 if s.free else s.concentration(np.ones(dim))
-    outlasted = concentration * fast / (0.3 + fast)
+    concentration, within = (0.0 if s.free else s.concentration(np.ones(dim))), _saturated(fast)
     correlated = max(1 - dim * step**2 / (norm_sq * (1 - keep**2)), 0.0)
-    older = kernel[1:] ** 2 / correlation[0]
-    rest_error = 0.06 * _second(concentration, 0.03) + 0.13 * s.lengths.variance * float(older @ older)
-    norm_error = 6e-5 + 0.52 * outlasted * correlated + rest_error
-    rotation_error = 5e-5 + outlasted * (0.47 * correlated + 0.06) + rest_error
+    few, few_within = _second(concentration, 0.1), concentration**2 * within
+    # What a length changes: older gradients' share of the argument beside it, and how evenly it is shared with the newest.
+    older, newest = kernel[1:] ** 2 / correlation[0], kernel[0] ** 2 / correlation[0]
+    random, shared = s.lengths.variance * float(older @ older), s.lengths.variance * newest * (1 - newest) * within
+    outlasted = concentration * within * correlated
+    norm_error = 5e-5 + 0.36 * outlasted + 0.18 * few + 14 * few_within + 0.12 * random + 0.094 * shared
+    rotation_error = 5e-5 + 0.49 * outlasted + 0.19 * few + 2.8 * few_within + 0.1 * random + 0.022 * shared
+    rotation_error += 0.73 * s.lengths.variance * _saturated(fast * float(older @ older))
     angle = 2 * math.asin(math.sqrt(chord_sq) / 2) * shift
     return Full(norm_sq * ones, angle * ones, exact.update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
 
@@ -338,33 +341,43 @@ def _rational(s: _System) -> Full:
 
     concentration = 0.0 if s.free else s.concentration(spread[median])
     length = s.lengths.variance * float(energy @ energy)  # Var of ||u||^2 from lengths, at a slow normalizer
+    # The weights' decay within the momentum's memory.
+    slow = (1 - keep) * float(np.abs(kernel).sum() / np.abs(kernel).max())
     if not closure.normalized:
-        size = 0.0 if found is None or s.free else found.size
-        norm_error = 8e-5 + 0.06 * _second(size, 0.03)
-        # E theta^3 of steps of random length, which the norm after the step shares.
-        rotation_error = 5e-5 + 0.04 * _second(concentration, 0.1) + 0.05 * length * float(np.median(chord_sq))
+        size, swing = (0.0, 0.0) if found is None or s.free else (found.size, found.norm)
+        norm_error = 5e-5 + 0.058 * _second(size, 0.03)
+        # Even coordinates are known to a higher order than uneven ones. Then E theta^3 of steps of random length, which the norm
+        # after the step shares.
+        uneven = _second(max(concentration - 1 / s.law.fan_in, 0.0), 0.3)
+        rotation_error = 2e-5 + 0.055 * uneven + 0.26 * concentration**3 + 0.084 * swing**2
+        rotation_error += 4.5e-5 * slow * concentration + 0.053 * length * float(np.median(chord_sq))
     else:
         # Second order in 1/C: Gaussian coordinates have it right, and a normalizer that makes up for sizes (1 - answer) does not.
-        few, followed = _second(concentration, 0.05), (1 - answer) * _second(concentration, 0.05)
-        # The weights' decay within the momentum's memory, and what of v is renewed in that time.
-        memory = float(np.abs(kernel).sum() / np.abs(kernel).max())
-        slow = (1 - keep) * memory
+        few = _second(concentration, 0.05)
+        # What of v is renewed while the weights decay within the momentum's memory.
         mixed, pushed = (1 - rate) * slow, push * concentration
         # The newest gradient's length is in u and in v at once.
         both = s.lengths.variance * (1 - rate) * math.sqrt(float(energy[0]))
         decaying = s.lengths.variance * (1 - keep) * math.sqrt(float(energy @ energy))
         if divided:
-            norm_error = 6e-5 + 0.1 * followed + 0.012 * (few - followed) + 0.07 * mixed + 0.25 * both
-            rotation_error = 8e-5 + 0.13 * followed + 0.018 * (few - followed) + 0.22 * mixed + 0.125 * both
+            followed = 0.8 * (1 - answer) * concentration**2
+            norm_error = 5e-5 + followed + 0.0085 * few + 0.044 * mixed + 0.01 * slow * concentration + 0.38 * both
+            rotation_error = 4e-5 + followed + (0.005 + 0.03 * (1 - answer)) * few + 0.14 * mixed + 0.05 * slow * concentration
+            rotation_error += 0.18 * both + 0.083 * decaying
         else:
-            norm_error = 5e-5 + 0.003 * few + 0.02 * mixed + 0.0008 * slow + 0.16 * pushed
-            rotation_error = 4e-5 + 0.01 * few + 0.007 * mixed + 0.072 * pushed + 0.045 * both + 0.055 * decaying
+            norm_error = 7e-5 + 0.00045 * slow + 6.2 * mixed * concentration + 0.1 * pushed
+            rotation_error = 3e-5 + (0.0022 + 0.021 * (1 - answer)) * few + 4.3 * mixed * concentration + 0.065 * pushed
+            rotation_error += 0.045 * both + 0.078 * decaying
     return Full(norm_sq, angle, update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
 
 
 def _second(first: float, bend: float) -> float:
     """The size of a second-order term beside a first-order one: its square while small, as large as itself in the end."""
     return first**2 / (first + bend)
+
+
+def _saturated(x: float) -> float:
+    return x / (1 + x)
 
 
 def _settle(
