@@ -5,6 +5,7 @@ printed, with the exact second moments and with the full prediction. The verdict
 """
 
 import dataclasses
+import heapq
 import math
 import os
 import threading
@@ -36,11 +37,13 @@ _BURN_IN_SHARE = 0.4
 # With fewer effective samples an error bar is itself too uncertain.
 _MIN_EFFECTIVE = 16
 # How many times its own length a walk goes on at most, in equilibrium, for a narrow margin.
-_LONGEST = 8
-# What one layer of the paper's experiment decides in all of its steps, beside the error that a prediction is likely to have.
-_ONE_LAYER_MARGIN = 0.0085
-# Share of a prediction's estimated error that is made room for.
-_LIKELY_ERROR = 0.75
+_LONGEST = 16
+# What a narrow margin is to hold, so that chance seldom leaves it undecided: the interval and so many standard errors more, ...
+_SLACK = 2.5
+# ... which come out larger than fluctuations of first order say, ...
+_NOISE = 1.2
+# ... beside this share of the prediction's estimated error: the true one is about that large.
+_LIKELY_ERROR = 0.4
 # Neurons that represent a layer in the transient: quantiles of |gamma_out|.
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
@@ -205,19 +208,33 @@ def validate(
         return run(job, device=settings.device, engine=settings.engine, progress=watch)
 
     def finish(case: Case, walked: Walk) -> None:
-        records = compare(case, walked, settings, checks=len(cases) * len(QUANTITIES))
+        records = compare(case, walked, settings, checks=checks)
         measured = float(measured_part(walked, case.burn_in).unit_grad_sq.mean())
         result.cases.append(CaseResult(case, walked, records, {"measured": measured, "computed": case.prediction.unit_grad_norm_sq}))
         if done is not None:
             done(result.cases[-1])
 
     running: list[tuple[Case, Future[Walk]]] = []
+    # Cases that no walk has begun yet, the longest at the top: a long one begun last would leave the other cores idle.
+    waiting: list[tuple[int, int, Case, Future[Walk]]] = []
+
+    def walk_longest() -> None:
+        *_, case, future = heapq.heappop(waiting)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(walk(case))
+            except BaseException as error:
+                future.set_exception(error)
+
+    checks = len(cases) * len(QUANTITIES)
     # One layer is a single group of the blocked engine: it keeps one core busy.
     with single_threaded(), ThreadPoolExecutor(min(os.cpu_count() or 1, len(cases))) as pool:
         try:
             for rule, scale in cases:
-                case = prepare(rule, settings, settings.loss_scale or scale)
-                running.append((case, pool.submit(walk, case)))
+                case = prepare(rule, settings, settings.loss_scale or scale, checks=checks)
+                running.append((case, Future()))
+                heapq.heappush(waiting, (-case.steps, len(running), *running[-1]))
+                pool.submit(walk_longest)
             while running:
                 finish(running[0][0], running[0][1].result())
                 running.pop(0)
@@ -247,8 +264,8 @@ def _job(rule: UpdateRule, layer: Layer, layers: int, steps: int, settings: Sett
     return Job((rule,), layer, steps, settings.gradient, layers, seed=settings.seed, window=settings.window)
 
 
-def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
-    """Draw the layer, predict its equilibrium and the way there, and choose burn-in and length."""
+def prepare(rule: UpdateRule, settings: Settings, loss_scale: float, *, checks: int = len(QUANTITIES)) -> Case:
+    """Draw the layer, predict its equilibrium and the way there, and choose burn-in and length; `checks` as of `compare`."""
     layer = _layer(settings, loss_scale)
     law = layer.law(settings.gradient)
     few = law
@@ -264,7 +281,7 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
         obstacle = str(error)
         nothing = np.full(settings.neurons, math.nan)
         prediction = Prediction(None, Equilibrium(nothing, nothing, nothing), math.nan, math.nan)
-        full = Full(nothing, nothing, nothing, math.nan, math.nan, (obstacle,))
+        full = Full(nothing, nothing, nothing, math.nan, math.nan, math.nan, (obstacle,))
         coming = Approach(np.full(settings.steps, math.nan))
     burn_in = coming.burn_in(_BURN_IN_SHARE * settings.margin)
     if burn_in is None and not obstacle:
@@ -274,7 +291,9 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float) -> Case:
         # As many steps in equilibrium as what is left of the margin needs beside a likely error. To walk on is
         # cheaper than to walk another layer, which has to get there first.
         left = settings.margin - _LIKELY_ERROR * max(full.norm_error, full.rotation_error)
-        wanted = settings.steps * min(_LONGEST, (_ONE_LAYER_MARGIN / left) ** 2 if left > 0 else 1.0)
+        error = left / (critical_value(checks, math.inf) + _SLACK)
+        wanted = _NOISE**2 * full.norm_noise / (4 * settings.neurons * error**2) if left > 0 else settings.steps
+        wanted = min(wanted, _LONGEST * settings.steps)
         steps = max(steps, settings.window * math.ceil((burn_in + wanted) / settings.window))
     return Case(rule, layer, settings.layers or 1, steps, prediction, full, coming, burn_in, obstacle)
 

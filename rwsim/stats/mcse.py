@@ -56,9 +56,9 @@ def autocovariance(chains: Chains) -> Float[np.ndarray, " time"]:
 def integrated_time(chains: Chains) -> tuple[float, float, int]:
     """Integrated autocorrelation time, in samples, the variance of one chain's mean, and the last lag that was summed.
 
-    Subtracting a chain's own mean lowers every autocovariance by about the variance M of that mean. Summing to lag W,
-    M = (c_0 + 2 sum (1 - k/T) c_k + N M) / T with N = 1 + 2 sum (1 - k/T), which is solved for M. Without this,
-    chains a few autocorrelation times long look far too good.
+    Subtracting a chain's own mean lowers every autocovariance by about the variance M of that mean, so that c_k, which divides by T,
+    is (1 - k/T) (gamma_k - M). Summing to lag W, M = (c_0 + 2 sum c_k + N M) / T with N = 1 + 2 sum (1 - k/T), which is solved for M.
+    Without this, chains a few autocorrelation times long look far too good.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -75,9 +75,8 @@ def integrated_time(chains: Chains) -> tuple[float, float, int]:
     # Never beyond half the chain: later lags hold more noise than information.
     longest = length // 2
     lags = np.arange(1, longest + 1)
-    taper = 1 - lags / length
-    sums = covariance[0] + 2 * np.cumsum(taper * covariance[1 : longest + 1])
-    counts = 1 + 2 * np.cumsum(taper)
+    sums = covariance[0] + 2 * np.cumsum(covariance[1 : longest + 1])
+    counts = 1 + 2 * np.cumsum(1 - lags / length)
     variance_of_mean = np.maximum(sums, covariance[0] / length) / (length - counts)
     times = np.maximum(length * variance_of_mean / (covariance[0] + variance_of_mean), 1 / length)
     enough = np.flatnonzero(lags >= _WINDOW * np.maximum(times, 1.0))

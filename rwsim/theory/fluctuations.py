@@ -70,6 +70,7 @@ class Fluctuations:
     Attributes:
         size: Var S / (E S)^2 of S = ||w~||^2.
         norm: Var ||omega||^2 / (E ||omega||^2)^2.
+        norm_long: Its autocovariance summed over all lags: the variance of the mean over n steps is `norm_long` / n.
         step: Var ||Delta||^2 / (E ||Delta||^2)^2 of the whole step Delta = omega' - omega.
         step_norm: Cov(||Delta||^2, ||omega||^2), relative; mean over the norms before and after.
         radial: E (||omega'||^2 - ||omega||^2)^2 / (2 E ||omega||^2)^2: what of ||Delta||^2 does not turn the neuron.
@@ -78,6 +79,7 @@ class Fluctuations:
 
     size: float
     norm: float
+    norm_long: float
     step: float
     step_norm: float
     radial: float
@@ -178,9 +180,11 @@ def fluctuations(
     norm, step = count @ spread, count @ moments[:, n, n]
     following = jacobian @ covariance
     of_norm = ones @ covariance @ ones / norm**2
+    long = 2 * ones @ np.linalg.solve(np.eye(total) - jacobian, covariance @ ones) / norm**2 - of_norm
     return Fluctuations(
         size=float(size @ covariance @ size) / whole**2,
         norm=float(of_norm),
+        norm_long=float(long),
         step=float(steps @ covariance @ steps) / step**2,
         step_norm=float(steps @ covariance @ ones + steps @ following @ ones) / (2 * step * norm),
         radial=float(of_norm - ones @ following @ ones / norm**2) / 2,

@@ -50,11 +50,14 @@ class Full(eq.Equilibrium):
     Attributes:
         norm_error: Estimated relative error of `norm`, about two standard errors of a good guess (it holds in 95 % of cases).
         rotation_error: That of `rotation`.
+        norm_noise: Of a walk: a neuron's mean of ||omega||^2 over n steps has the relative variance `norm_noise` / n, to first order;
+            NaN without ``mean_angle``.
         doubts: Why the estimate should not be trusted, in words; none where the prediction is valid.
     """
 
     norm_error: float
     rotation_error: float
+    norm_noise: float
     doubts: tuple[str, ...]
 
     @property
@@ -109,7 +112,7 @@ def _over_draws(rule: UpdateRule, law: ToySystem, corrections: Collection[str]) 
 
     return Full(
         corrected(exact.norm_sq, "norm_sq"), corrected(exact.angle, "angle"), corrected(exact.update_sq, "update_sq"),
-        float(np.mean([part.norm_error for part in found])), float(np.mean([part.rotation_error for part in found])),
+        *(float(np.mean([getattr(part, name) for part in found])) for name in ("norm_error", "rotation_error", "norm_noise")),
         tuple(sorted({doubt for part in found for doubt in part.doubts})),
     )  # fmt: skip
 
@@ -181,7 +184,7 @@ def _sign(s: _System) -> Full:
     if s.wants("orthogonality") and not s.free:
         norm_sq += step**2 * _push(s, kernel, keep) / (1 - keep**2)
     # From a steady norm: (1 - keep^2) N = step^2 C + 2 keep step E<omega, s>.
-    chord_sq, shift = (dim * step**2 - norm_sq * (1 - keep) ** 2) / (keep * norm_sq), 1.0
+    chord_sq, shift, noise = (dim * step**2 - norm_sq * (1 - keep) ** 2) / (keep * norm_sq), 1.0, math.nan
     if s.wants("mean_angle"):
         a, b = s.matrices(np.full(len(s.groups.count), math.sqrt(math.pi / 2 * correlation[0])))
         rest = np.zeros_like(b)
@@ -198,7 +201,7 @@ def _sign(s: _System) -> Full:
         spread = float(s.lengths.weights @ follows**2) / float(s.lengths.weights @ follows) ** 2 - 1
         along = (norm_sq * (1 - keep**2) - dim * step**2) / (2 * keep)  # step E<omega, s>
         chord_sq -= found.radial + (along / norm_sq) ** 2 * spread
-        shift = math.exp(3 / 8 * found.norm)
+        shift, noise = math.exp(3 / 8 * found.norm), found.norm_long
     ones = np.ones_like(exact.norm_sq)
     # The push is right for weights that outlast the argument's memory, and acts on what correlations add to E ||omega||^2.
     fast = (1 - keep) * lag
@@ -213,7 +216,7 @@ def _sign(s: _System) -> Full:
     rotation_error = 5e-5 + 0.49 * outlasted + 0.19 * few + 2.8 * few_within + 0.1 * random + 0.022 * shared
     rotation_error += 0.73 * s.lengths.variance * _saturated(fast * float(older @ older))
     angle = 2 * math.asin(math.sqrt(chord_sq) / 2) * shift
-    return Full(norm_sq * ones, angle * ones, exact.update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
+    return Full(norm_sq * ones, angle * ones, exact.update_sq, norm_error, rotation_error, noise, _doubts(norm_error, rotation_error))
 
 
 def _push(s: _System, kernel: Array, keep: float) -> float:
@@ -368,7 +371,8 @@ def _rational(s: _System) -> Full:
             norm_error = 7e-5 + 0.00045 * slow + 6.2 * mixed * concentration + 0.1 * pushed
             rotation_error = 3e-5 + (0.0022 + 0.021 * (1 - answer)) * few + 4.3 * mixed * concentration + 0.065 * pushed
             rotation_error += 0.045 * both + 0.078 * decaying
-    return Full(norm_sq, angle, update_sq, norm_error, rotation_error, _doubts(norm_error, rotation_error))
+    noise = math.nan if found is None else found.norm_long
+    return Full(norm_sq, angle, update_sq, norm_error, rotation_error, noise, _doubts(norm_error, rotation_error))
 
 
 def _second(first: float, bend: float) -> float:
