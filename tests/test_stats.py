@@ -42,9 +42,9 @@ def test_mcse_of_ar1(a, time, units, seed):
     assert found.mcse == max(x for x in (found.within, found.between) if math.isfinite(x))
 
 
-@pytest.mark.parametrize("time", [200, 400, 1600])
+@pytest.mark.parametrize("time", [400, 1600])
 def test_no_error_bar_is_wider_than_the_truth_on_average(time):
-    """Of chains of 6, 12 and 50 autocorrelation times: at 12 the error was a sixth too wide when lags were tapered twice."""
+    """Of chains of 12 and 50 autocorrelation times: at 12 the error was a sixth too wide when lags were tapered twice."""
     a = 31 / 33
     within = np.mean([estimate(ar1(a, time, 128, seed)).within for seed in range(20)])
     assert 0.9 < within / math.sqrt(true_variance_of_mean(a, time) / 128) < 1.04
