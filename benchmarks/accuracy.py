@@ -4,9 +4,9 @@
     python -m benchmarks.accuracy                      # predicts it (minutes on a CPU), prints the table, draws docs/accuracy.png
 
 The design is a scrambled Latin hypercube with a fixed seed, 200 points an optimizer. `accuracy.csv` holds what was measured, so that
-predictions are judged without a GPU. The factors of the full prediction's error estimate were set on this design; `--seed 1` walks
-and judges another (`accuracy-1.csv`), which was in view too when Lion's factors and the threshold of `valid` were chosen; `--seed 2`
-(`accuracy-2.csv`) was walked after the last of these choices.
+predictions are judged without a GPU. The factors of the full prediction's error estimate and the
+threshold of `valid` were set on this design and on those of `--seed 1` and `--seed 2` (`accuracy-1.csv`, `accuracy-2.csv`); that of
+`--seed 3` (`accuracy-3.csv`) was walked after the last of these choices.
 """
 
 import argparse

@@ -39,7 +39,7 @@ _MIN_EFFECTIVE = 16
 # How many times its own length a walk goes on at most, in equilibrium, for a narrow margin.
 _LONGEST = 16
 # What a narrow margin is to hold, so that chance seldom leaves it undecided: the interval and so many standard errors more, ...
-_SLACK = 2.0
+_SLACK = 2.5
 # ... which come out larger than fluctuations of first order say, ...
 _NOISE = 1.1
 # ... beside this share of the prediction's estimated error: the true one is about that large.

@@ -15,7 +15,7 @@ from benchmarks import accuracy
 from benchmarks.accuracy import OPTIMIZERS, POINTS, QUANTITIES, design, measured, table
 
 ROOT = Path(accuracy.__file__).parent.parent
-FILES = {0: "accuracy.csv", 1: "accuracy-1.csv", 2: "accuracy-2.csv"}
+FILES = {0: "accuracy.csv", 1: "accuracy-1.csv", 2: "accuracy-2.csv", 3: "accuracy-3.csv"}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -11,7 +11,7 @@
   step lies along the weights does not turn them.
 
 Nothing is fitted to a walk. The estimate of the error that is left takes the size of each first neglected term; its factors were
-set on the design of `benchmarks.accuracy`, whose table shows what each correction brings and how often the estimate holds.
+set on three designs of `benchmarks.accuracy`, whose table shows what each correction brings and how often the estimate holds.
 """
 
 import math
