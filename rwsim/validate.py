@@ -292,7 +292,7 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float, *, checks: 
         # cheaper than to walk another layer, which has to get there first.
         left = settings.margin - _LIKELY_ERROR * max(full.norm_error, full.rotation_error)
         error = left / (critical_value(checks, math.inf) + _SLACK)
-        wanted = _NOISE**2 * full.norm_noise / (4 * settings.neurons * error**2) if left > 0 else settings.steps
+        wanted = _NOISE**2 * full.norm_noise / (4 * settings.neurons * error**2) if left > 0 < full.norm_noise else settings.steps
         wanted = min(wanted, _LONGEST * settings.steps)
         steps = max(steps, settings.window * math.ceil((burn_in + wanted) / settings.window))
     return Case(rule, layer, settings.layers or 1, steps, prediction, full, coming, burn_in, obstacle)
