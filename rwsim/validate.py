@@ -22,7 +22,7 @@ from rwsim.config import Settings, choose_cases
 from rwsim.errors import NoEquilibrium, WalkInterrupted, WalkStopped
 from rwsim.optimizers import UpdateRule
 from rwsim.stats.mcse import Estimate, estimate
-from rwsim.stats.verdict import AGREES, FALSE_ALARM_RATE, critical_value, judge
+from rwsim.stats.verdict import AGREES, FALSE_ALARM_RATE, UNDECIDED, critical_value, judge
 from rwsim.theory.equilibrium import Equilibrium, Prediction, predict_equilibrium
 from rwsim.theory.full import Full
 from rwsim.theory.noise import ToySystem
@@ -38,6 +38,9 @@ _BURN_IN_SHARE = 0.4
 _MIN_EFFECTIVE = 16
 # How many times its own length a walk goes on at most, in equilibrium, for a narrow margin.
 _LONGEST = 16
+# Shares of what it may need in equilibrium after which a walk is judged. Each look may give a wrong verdict, so each has a smaller share
+# of the false-alarm rate; most walks are decided at the first.
+_LOOKS = (0.4, 0.5, 0.65, 1.0)
 # What a narrow margin is to hold, so that chance seldom leaves it undecided: the interval and so many standard errors more, ...
 _SLACK = 2.5
 # ... which come out larger than fluctuations of first order say, ...
@@ -76,7 +79,8 @@ class Case:
 
     Attributes:
         layers: Copies of the layer that are walked.
-        steps: Of the walk: what was asked for, and more where burn-in and a narrow margin leave too few.
+        looks: Steps after which it is judged, until it is decided. The last is its length: what was asked for, and more where burn-in and
+            a narrow margin leave too few.
         burn_in: Steps to drop; None if the walk ends before equilibrium.
         obstacle: Why nothing can be decided, known beforehand (no stable equilibrium), or nothing.
     """
@@ -84,12 +88,17 @@ class Case:
     rule: UpdateRule
     layer: Layer
     layers: int
-    steps: int
+    looks: tuple[int, ...]
     prediction: Prediction
     full: Full
     approach: Approach
     burn_in: int | None
     obstacle: str
+
+    @property
+    def steps(self) -> int:
+        """Of the walk, at most."""
+        return self.looks[-1]
 
     @property
     def label(self) -> str:
@@ -205,9 +214,19 @@ def validate(
                 progress(case.label, step, case.steps)
 
         job = _job(case.rule, case.layer, case.layers, case.steps, settings)
-        return run(job, device=settings.device, engine=settings.engine, progress=watch)
+        looks = list(case.looks[:-1])
+        return run(job, device=settings.device, engine=settings.engine, progress=watch, enough=lambda so_far: decided(case, so_far, looks))
+
+    def decided(case: Case, walked: Walk, looks: list[int]) -> Walk | None:
+        """The walk up to the first look at which everything is decided; takes those that it has had from the list."""
+        while looks and walked.steps >= looks[0]:
+            part = walked.until(looks.pop(0))
+            if all(record.verdict != UNDECIDED for record in compare(case, part, settings, checks=checks)):
+                return part
+        return None
 
     def finish(case: Case, walked: Walk) -> None:
+        walked = decided(case, walked, list(case.looks[:-1])) or walked
         records = compare(case, walked, settings, checks=checks)
         measured = float(measured_part(walked, case.burn_in).unit_grad_sq.mean())
         result.cases.append(CaseResult(case, walked, records, {"measured": measured, "computed": case.prediction.unit_grad_norm_sq}))
@@ -286,20 +305,25 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float, *, checks: 
     burn_in = coming.burn_in(_BURN_IN_SHARE * settings.margin)
     if burn_in is None and not obstacle:
         obstacle = f"not in equilibrium: theory asks for a burn-in longer than {settings.steps} steps"
-    steps = settings.steps
+    looks: tuple[int, ...] = (settings.steps,)
     if settings.layers is None and burn_in is not None:
         # As many steps in equilibrium as what is left of the margin needs beside a likely error. To walk on is
         # cheaper than to walk another layer, which has to get there first.
         left = settings.margin - _LIKELY_ERROR * max(full.norm_error, full.rotation_error)
-        error = left / (critical_value(checks, math.inf) + _SLACK)
-        wanted = _NOISE**2 * full.norm_noise / (4 * settings.neurons * error**2) if left > 0 < full.norm_noise else settings.steps
+        bar = left / (critical_value(checks * len(_LOOKS), math.inf) + _SLACK)
+        wanted = _NOISE**2 * full.norm_noise / (4 * settings.neurons * bar**2) if left > 0 < full.norm_noise else settings.steps
         wanted = min(wanted, _LONGEST * settings.steps)
-        steps = max(steps, settings.window * math.ceil((burn_in + wanted) / settings.window))
-    return Case(rule, layer, settings.layers or 1, steps, prediction, full, coming, burn_in, obstacle)
+        ends = [settings.window * math.ceil((burn_in + share * wanted) / settings.window) for share in _LOOKS]
+        looks = tuple(sorted({max(settings.steps, end) for end in ends}))
+    return Case(rule, layer, settings.layers or 1, looks, prediction, full, coming, burn_in, obstacle)
 
 
 def compare(case: Case, walk: Walk, settings: Settings, *, checks: int = len(QUANTITIES)) -> tuple[Record, ...]:
-    """Judge a walk (its first config) against the case's prediction; `checks` of the whole run share its false-alarm rate."""
+    """Judge a walk (its first config) against the case's prediction.
+
+    `checks` are those of the whole run: they share its false-alarm rate, at every look again.
+    """
+    checks *= len(case.looks)
     kept = measured_part(walk, case.burn_in)
     forms = {"paper": case.prediction.paper, "exact": case.prediction.exact, "full": case.full}
     estimates = {q: _estimate(kept.statistic(q), q, case.full, case.layers, settings.gradient) for q in QUANTITIES}

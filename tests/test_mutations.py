@@ -206,7 +206,7 @@ def _passes_walk(rule: type[UpdateRule], name: str) -> bool:
     law = layer.law("gaussian")
     coming = approach(right, law, layer.start_sq, settings.steps)
     prediction = predict_equilibrium(right, law)
-    case = Case(right, layer, 1, settings.steps, prediction, prediction.full, coming, coming.burn_in(0.006), "")
+    case = Case(right, layer, 1, (settings.steps,), prediction, prediction.full, coming, coming.burn_in(0.006), "")
     walk = run(Job((rule(**WALKS[name]),), layer, settings.steps, "gaussian", window=settings.window))
     verdicts = {record.verdict for record in compare(case, walk, settings)}
     assert verdicts == {AGREES} or DIFFERS in verdicts, f"{rule.__name__} of {name}: undecided, the walk is too short"

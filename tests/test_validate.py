@@ -43,7 +43,7 @@ def scaled(form: Full, factor: float) -> Full:
 
 def verdicts(walk, rule, full, settings, burn_in, layers):
     layer = Layer.draw(settings.fan_in, settings.neurons, gamma="uniform")
-    case = Case(rule, layer, layers, walk.steps, Prediction(None, full, 1.0, 1.0), full, Approach(np.zeros(1)), burn_in, "")
+    case = Case(rule, layer, layers, (walk.steps,), Prediction(None, full, 1.0, 1.0), full, Approach(np.zeros(1)), burn_in, "")
     return [r.verdict for r in compare(case, walk, settings)]
 
 
@@ -197,7 +197,7 @@ def test_a_walk_goes_on_for_as_long_as_the_margin_needs():
     found = {margin: prepare(rule, Settings(margin=margin, **asked), 1.0) for margin in (0.2, 0.05, 0.02)}
     for margin, case in found.items():
         full = case.full
-        error = (margin - 0.4 * max(full.norm_error, full.rotation_error)) / (critical_value(3, math.inf) + 2.5)
+        error = (margin - 0.4 * max(full.norm_error, full.rotation_error)) / (critical_value(12, math.inf) + 2.5)
         assert case.layers == 1 and case.burn_in is not None and case.steps % 100 == 0
         # The norm is a root: half the relative error of what is averaged.
         wanted = 1.1**2 * full.norm_noise / (16 * (2 * error) ** 2)

@@ -110,9 +110,12 @@ def _over_draws(rule: UpdateRule, law: ToySystem, corrections: Collection[str]) 
     def corrected(values: Array, name: str) -> Array:
         return values * np.mean([getattr(part, name)[0] / values[i] for i, part in zip(chosen, found, strict=True)])
 
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(part, name) for part in found]))
+
     return Full(
         corrected(exact.norm_sq, "norm_sq"), corrected(exact.angle, "angle"), corrected(exact.update_sq, "update_sq"),
-        *(float(np.mean([getattr(part, name) for part in found])) for name in ("norm_error", "rotation_error", "norm_noise")),
+        mean("norm_error"), mean("rotation_error"), mean("norm_noise"),
         tuple(sorted({doubt for part in found for doubt in part.doubts})),
     )  # fmt: skip
 

@@ -34,6 +34,14 @@ _SMALL = 3e7
 ALONE = True
 
 
+class _Enough(Exception):
+    """Somebody has seen what they wanted to see."""
+
+    def __init__(self, walk: Walk) -> None:
+        super().__init__()
+        self.walk = walk
+
+
 def lacks(job: Job, device: torch.device) -> str:
     """What this engine does not carry of a job, or nothing."""
     if device.type != "cpu":
@@ -104,6 +112,7 @@ def walk(
     start: Tensor | None = None,
     noise: Noise | None = None,
     processes: int | None = None,
+    enough: Callable[[Walk], Walk | None] | None = None,
 ) -> Walk:
     """Walk a job.
 
@@ -114,6 +123,7 @@ def walk(
         start: Initial weights, shape (config, neuron, dim), in place of drawn ones. Not changed.
         noise: Stub (config, step) -> (normals of shape (rows, fan_in), lengths of shape (rows,)) in place of random numbers.
         processes: To fork; 0 walks in this one. By default one per core, none for a small walk.
+        enough: See `simulate.run`.
 
     Raises:
         InvalidArgument: `start` of another shape.
@@ -135,9 +145,14 @@ def walk(
 
     def report() -> None:
         nonlocal reported
-        if progress is not None and state.steps > reported:
-            reported = state.steps
-            progress(reported)
+        steps = state.steps
+        if steps == reported:
+            return
+        reported = steps
+        if progress is not None:
+            progress(steps)
+        if enough is not None and (found := enough(state.walk(state.windows))) is not None:
+            raise _Enough(found)
 
     try:
         _run(state, processes, report)
@@ -151,6 +166,8 @@ def walk(
             again = State(replace(job, steps=sound, schedule=schedule), noise, start, state.keys, processes)
             _run(again, processes, lambda: None)
             walked = again.walk(again.windows)
+    except _Enough as stop:
+        return stop.walk
     except KeyboardInterrupt:
         raise WalkInterrupted(f"interrupted at step {state.steps} of {job.steps}", state.steps, state.walk(state.windows)) from None
     configs = tuple(np.unique(np.argwhere(state.bad == sound + 1)[:, 1]).tolist())

@@ -55,6 +55,13 @@ class Walk:
         """The full windows that begin at or after step `burn_in`."""
         first = -(-burn_in // self.window)
         last = len(self.lengths) - int(len(self.lengths) > 0 and self.lengths[-1] < self.window)
+        return self._windows(first, last)
+
+    def until(self, step: int) -> "Walk":
+        """The windows that end at or before that step."""
+        return self._windows(0, int(np.searchsorted(np.cumsum(self.lengths), step, side="right")))
+
+    def _windows(self, first: int, last: int) -> "Walk":
         return Walk(self.window, *(getattr(self, f.name)[first:last] for f in fields(self)[1:]))
 
 

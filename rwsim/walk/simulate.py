@@ -23,7 +23,8 @@ from rwsim.walk.system import Layer
 
 # Engine -> its module, loaded when needed, and the device on which `auto` tries it before the reference engine. Each has
 # `walk(job, device, progress=None)`; `lacks(job, device)`: what of the job it does not carry, or nothing; and ALONE:
-# whether a walk keeps the whole machine busy, so that walks are better taken one after the other.
+# whether a walk keeps the whole machine busy, so that walks are better taken one after the other. An ALONE engine's `walk` also
+# takes `enough`, since there the steps that are not taken save time.
 ENGINES = {
     "reference": ("rwsim.walk.reference", ""),
     "blocked": ("rwsim.walk.blocked", "cpu"),
@@ -71,7 +72,10 @@ def single_threaded() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run(job: Job, *, device: str = "auto", engine: str = "auto", progress: Callable[[int], None] | None = None) -> Walk:
+def run(
+    job: Job, *, device: str = "auto", engine: str = "auto", progress: Callable[[int], None] | None = None,
+    enough: Callable[[Walk], Walk | None] | None = None,
+) -> Walk:  # fmt: skip
     """Walk a job in the engine that is named, or in the one that suits it.
 
     Args:
@@ -79,6 +83,8 @@ def run(job: Job, *, device: str = "auto", engine: str = "auto", progress: Calla
         device: ``"cpu"`` or ``"cuda"``; ``"auto"`` takes the CPU.
         engine: A name in `ENGINES`; ``"auto"`` takes the fastest that carries the job.
         progress: Called now and then with the number of steps done.
+        enough: Given the whole windows so far, the walk that is enough, or None to go on. Slow engines ask now and then and stop there;
+            others walk to the end, so ask again.
 
     Raises:
         InvalidArgument: An engine or device that does not exist.
@@ -87,7 +93,8 @@ def run(job: Job, *, device: str = "auto", engine: str = "auto", progress: Calla
         WalkInterrupted: Ctrl-C, with the walk so far.
     """
     target = resolve_device(device)
-    return resolve_engine(engine, job, target).walk(job, target, progress=progress)
+    module = resolve_engine(engine, job, target)
+    return module.walk(job, target, progress=progress, **({"enough": enough} if module.ALONE else {}))
 
 
 @dataclass(frozen=True)
