@@ -1,6 +1,7 @@
 """The blocked engine: exact beside the reference where noise is stubbed, bitwise the same in any company, loud where it breaks."""
 
 import math
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -287,6 +288,22 @@ def test_progress_and_interruption(processes):
         walk(replace(job, steps=10**6), CPU, progress=stop, processes=processes)
     assert caught.value.step == 100 * len(caught.value.walk.lengths) >= 1000
     assert_same(caught.value.walk, whole)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_walk_ends_where_it_is_enough(processes):
+    """What comes back is the beginning of the whole walk, and no process goes on."""
+    job = Job((AdamW(lr=0.02, weight_decay=0.5),), Layer.draw(64, 256, seed=3), 4000, window=50)
+    whole, asked = walk(job, CPU, processes=0), []
+
+    def enough(so_far: Walk) -> Walk | None:
+        asked.append(so_far.steps)
+        return so_far.until(620) if so_far.steps >= 620 else None
+
+    found = walk(job, CPU, processes=processes, enough=enough)
+    assert found.steps == 600 and all(np.array_equal(getattr(found, name), getattr(whole, name)[:12]) for name in SERIES)
+    assert asked == sorted(set(asked)) and asked[-1] < 4000
+    assert not multiprocessing.active_children()
 
 
 def test_a_dead_process_is_an_error_and_leaves_none_behind():

@@ -205,8 +205,28 @@ def test_a_walk_goes_on_for_as_long_as_the_margin_needs():
     assert found[0.2].steps == 1000 < found[0.05].steps < found[0.02].steps
     assert prepare(rule, Settings(layers=1, margin=0.02, **asked), 1.0).steps == 1000
     result = rwsim.validate("adamw", lr=0.02, weight_decay=0.5, betas=(0.9, 0.99), margin=0.02, **asked)
-    assert result.cases[0].walk.steps == found[0.02].steps and result.cases[0].walk.norm_sq.shape[2] == 16
+    assert result.cases[0].walk.steps in found[0.02].looks and result.cases[0].walk.norm_sq.shape[2] == 16
     assert rwsim.validate("adamw", lr=0.02, weight_decay=1.0, steps=300, neurons=4, fan_in=8, layers=3).cases[0].walk.norm_sq.shape[2] == 12
+
+
+def test_a_walk_ends_at_the_first_look_that_decides_everything():
+    asked = {"steps": 500, "neurons": 32, "fan_in": 32, "margin": 0.04, "window": 50}
+    early = 0
+    for seed in range(4):
+        found = rwsim.validate("adamw", lr=0.02, weight_decay=0.5, betas=(0.9, 0.99), seed=seed, **asked).cases[0]
+        case, settings, ended = found.case, Settings(seed=seed, **asked), found.walk.steps
+        assert len(case.looks) == 4 and ended in case.looks
+        # The walk is as it would have been, and at the looks before something was open.
+        whole = run(Job((case.rule,), case.layer, case.steps, seed=seed, window=50))
+        assert np.array_equal(whole.until(ended).angle, found.walk.angle)
+        verdicts_at = {look: {r.verdict for r in compare(case, whole.until(look), settings)} for look in case.looks if look <= ended}
+        assert all(UNDECIDED in verdicts_at[look] for look in verdicts_at if look < ended)
+        assert UNDECIDED not in verdicts_at[ended] or ended == case.steps
+        early += ended < case.steps
+    assert early
+    # Four looks: each has a quarter of the chance of a false alarm, and so a wider interval.
+    four, once = (compare(dataclasses.replace(case, looks=looks), whole, settings)[0] for looks in (case.looks, case.looks[-1:]))
+    assert four.interval > once.interval and four.mcse == once.mcse
 
 
 @pytest.mark.parametrize("name", FAST_TOY)
