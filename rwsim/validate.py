@@ -38,9 +38,9 @@ _BURN_IN_SHARE = 0.4
 _MIN_EFFECTIVE = 16
 # How many times its own length a walk goes on at most, in equilibrium, for a narrow margin.
 _LONGEST = 16
-# Shares of what it may need in equilibrium after which a walk is judged. Each look may give a wrong verdict, so each has a smaller share
+# Shares of what it should need in equilibrium after which a walk is judged. Each look may give a wrong verdict, so each has a smaller share
 # of the false-alarm rate; most walks are decided at the first.
-_LOOKS = (0.4, 0.5, 0.65, 1.0)
+_LOOKS = (0.4, 0.5, 0.65, 1.0, 1.6)
 # What a narrow margin is to hold, so that chance seldom leaves it undecided: the interval and so many standard errors more, ...
 _SLACK = 2.5
 # ... which come out larger than fluctuations of first order say, ...
@@ -312,7 +312,7 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float, *, checks: 
         left = settings.margin - _LIKELY_ERROR * max(full.norm_error, full.rotation_error)
         bar = left / (critical_value(checks * len(_LOOKS), math.inf) + _SLACK)
         wanted = _NOISE**2 * full.norm_noise / (4 * settings.neurons * bar**2) if left > 0 < full.norm_noise else settings.steps
-        wanted = min(wanted, _LONGEST * settings.steps)
+        wanted = min(wanted, _LONGEST * settings.steps / _LOOKS[-1])
         ends = [settings.window * math.ceil((burn_in + share * wanted) / settings.window) for share in _LOOKS]
         looks = tuple(sorted({max(settings.steps, end) for end in ends}))
     return Case(rule, layer, settings.layers or 1, looks, prediction, full, coming, burn_in, obstacle)
