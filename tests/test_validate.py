@@ -134,9 +134,7 @@ def test_short_walks_are_undecided_with_a_reason():
 
 
 def test_few_samples_are_a_reason_of_their_own():
-    found = rwsim.validate(
-        "adamw", lr=0.1, weight_decay=5.0, betas=(0.5, 0.5), steps=120, neurons=1, fan_in=8, window=10, layers=1
-    ).records
+    found = rwsim.validate("adamw", lr=0.1, weight_decay=5.0, betas=(0.5, 0.5), steps=120, neurons=1, fan_in=8, window=10, layers=1).records
     assert {r.verdict for r in found} == {UNDECIDED} and any("too few effective samples" in r.reason for r in found)
 
 
