@@ -210,7 +210,7 @@ def test_a_walk_goes_on_for_as_long_as_the_margin_needs():
 def test_a_walk_ends_at_the_first_look_that_decides_everything():
     asked = {"steps": 500, "neurons": 32, "fan_in": 32, "margin": 0.04, "window": 50}
     early = 0
-    for seed in range(4):
+    for seed in range(2):
         found = rwsim.validate("adamw", lr=0.02, weight_decay=0.5, betas=(0.9, 0.99), seed=seed, **asked).cases[0]
         case, settings, ended = found.case, Settings(seed=seed, **asked), found.walk.steps
         assert len(case.looks) == 5 and ended in case.looks
