@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rwsim.config import Settings, choose_cases
-from rwsim.errors import NoEquilibrium, WalkInterrupted, WalkStopped
+from rwsim.errors import NoEquilibrium, WalkDiverged, WalkInterrupted, WalkStopped
 from rwsim.optimizers import UpdateRule
 from rwsim.stats.mcse import Estimate, estimate
 from rwsim.stats.verdict import AGREES, FALSE_ALARM_RATE, UNDECIDED, critical_value, judge
@@ -215,7 +215,16 @@ def validate(
 
         job = _job(case.rule, case.layer, case.layers, case.steps, settings)
         looks = list(case.looks[:-1])
-        return run(job, device=settings.device, engine=settings.engine, progress=watch, enough=lambda so_far: decided(case, so_far, looks))
+        try:
+            return run(
+                job, device=settings.device, engine=settings.engine, progress=watch, enough=lambda so_far: decided(case, so_far, looks)
+            )
+        except WalkDiverged as reason:
+            # An engine that was not asked in time: what had been decided before stands, as in one that was.
+            part = decided(case, reason.walk, list(case.looks[:-1]))
+            if part is None:
+                raise
+            return part
 
     def decided(case: Case, walked: Walk, looks: list[int]) -> Walk | None:
         """The walk up to the first look at which everything is decided; takes those that it has had from the list."""
@@ -227,6 +236,8 @@ def validate(
 
     def finish(case: Case, walked: Walk) -> None:
         walked = decided(case, walked, list(case.looks[:-1])) or walked
+        if progress is not None:
+            progress(case.label, case.steps, case.steps)
         records = compare(case, walked, settings, checks=checks)
         measured = float(measured_part(walked, case.burn_in).unit_grad_sq.mean())
         result.cases.append(CaseResult(case, walked, records, {"measured": measured, "computed": case.prediction.unit_grad_norm_sq}))
@@ -260,13 +271,12 @@ def validate(
         except (WalkStopped, KeyboardInterrupt) as reason:
             result.stopped = reason if isinstance(reason, WalkStopped) else WalkInterrupted("interrupted", 0, None)
             stop.set()
-            for case, future in running:
-                if future.cancel():
-                    continue
+            for case, future in [(case, future) for case, future in running if not future.cancel()]:
                 with suppress(KeyboardInterrupt):  # a second Ctrl-C must not lose the rest
                     future.exception()
                 try:
-                    future.result()  # ends at its next window, or has ended before: then it counts as open, not as judged
+                    # Ends at its next window, or has ended before: then it counts as open, not as judged.
+                    result.partial.append((case, future.result()))
                 except WalkStopped as stopped:
                     result.partial.append((case, stopped.walk))
         finally:
@@ -310,11 +320,14 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float, *, checks: 
         # As many steps in equilibrium as what is left of the margin needs beside a likely error. To walk on is
         # cheaper than to walk another layer, which has to get there first.
         left = settings.margin - _LIKELY_ERROR * max(full.norm_error, full.rotation_error)
-        bar = left / (critical_value(checks * len(_LOOKS), math.inf) + _SLACK)
+        # Neurons of a faithful layer share inputs: layers are the units there, and few.
+        freedom = 8.0 if settings.gradient == "faithful" else math.inf
+        bar = left / (critical_value(checks * len(_LOOKS), freedom) + _SLACK)
         wanted = _NOISE**2 * full.norm_noise / (4 * settings.neurons * bar**2) if left > 0 < full.norm_noise else settings.steps
         wanted = min(wanted, _LONGEST * settings.steps / _LOOKS[-1])
         ends = [settings.window * math.ceil((burn_in + share * wanted) / settings.window) for share in _LOOKS]
-        looks = tuple(sorted({max(settings.steps, end) for end in ends}))
+        least = settings.steps if ends[-1] <= settings.steps else settings.window * math.ceil(settings.steps / settings.window)
+        looks = tuple(sorted({max(least, end) for end in ends}))
     return Case(rule, layer, settings.layers or 1, looks, prediction, full, coming, burn_in, obstacle)
 
 

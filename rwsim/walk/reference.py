@@ -155,6 +155,7 @@ def walk(
     start: Weight | None = None,
     noise: Noise | None = None,
     normalizer: Tensor | None = None,
+    enough: Callable[[Walk], Walk | None] | None = None,
 ) -> Walk:
     """Walk every config of a job on its own, window by window in turn.
 
@@ -167,6 +168,7 @@ def walk(
             takes the normals only.
         normalizer: Value of the update's square root, broadcast against (config, neuron, dim), in place of its own
             estimate: the walk in which the theory of second-moment-normalized rules is exact.
+        enough: See `simulate.run`.
 
     Raises:
         InvalidArgument: `start` of another shape, `noise` with the faithful gradient.
@@ -208,6 +210,8 @@ def walk(
             recorder.close()
             if progress is not None:
                 progress(end)
+            if enough is not None and (found := enough(recorder.walk())) is not None:
+                return found
     except KeyboardInterrupt:
         recorder.first_bad()
         raise WalkInterrupted(f"interrupted at step {step} of {job.steps}", step, recorder.walk()) from None

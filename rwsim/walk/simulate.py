@@ -22,9 +22,8 @@ from rwsim.walk.measure import QUANTITIES, Walk
 from rwsim.walk.system import Layer
 
 # Engine -> its module, loaded when needed, and the device on which `auto` tries it before the reference engine. Each has
-# `walk(job, device, progress=None)`; `lacks(job, device)`: what of the job it does not carry, or nothing; and ALONE:
-# whether a walk keeps the whole machine busy, so that walks are better taken one after the other. An ALONE engine's `walk` also
-# takes `enough`, since there the steps that are not taken save time.
+# `walk(job, device, progress=None, enough=None)`; `lacks(job, device)`: what of the job it does not carry, or nothing; and ALONE:
+# whether a walk keeps the whole machine busy, so that walks are better taken one after the other.
 ENGINES = {
     "reference": ("rwsim.walk.reference", ""),
     "blocked": ("rwsim.walk.blocked", "cpu"),
@@ -83,8 +82,8 @@ def run(
         device: ``"cpu"`` or ``"cuda"``; ``"auto"`` takes the CPU.
         engine: A name in `ENGINES`; ``"auto"`` takes the fastest that carries the job.
         progress: Called now and then with the number of steps done.
-        enough: Given the whole windows so far, the walk that is enough, or None to go on. Slow engines ask now and then and stop there;
-            others walk to the end, so ask again.
+        enough: Given the whole windows so far, the walk that is enough, or None to go on. Engines ask now and then, and return it;
+            the fused one does not ask, and walks to the end.
 
     Raises:
         InvalidArgument: An engine or device that does not exist.
@@ -93,8 +92,7 @@ def run(
         WalkInterrupted: Ctrl-C, with the walk so far.
     """
     target = resolve_device(device)
-    module = resolve_engine(engine, job, target)
-    return module.walk(job, target, progress=progress, **({"enough": enough} if module.ALONE else {}))
+    return resolve_engine(engine, job, target).walk(job, target, progress=progress, enough=enough)
 
 
 @dataclass(frozen=True)
