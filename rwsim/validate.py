@@ -215,10 +215,9 @@ def validate(
 
         job = _job(case.rule, case.layer, case.layers, case.steps, settings)
         looks = list(case.looks[:-1])
+        enough = (lambda so_far: decided(case, so_far, looks)) if looks else None
         try:
-            return run(
-                job, device=settings.device, engine=settings.engine, progress=watch, enough=lambda so_far: decided(case, so_far, looks)
-            )
+            return run(job, device=settings.device, engine=settings.engine, progress=watch, enough=enough)
         except WalkDiverged as reason:
             # An engine that was not asked in time: what had been decided before stands, as in one that was.
             part = decided(case, reason.walk, list(case.looks[:-1]))

@@ -18,6 +18,7 @@ from rwsim.probe.measure import COLUMNS, Bundle
 # Hyperparameters that are written down where a group has them.
 NAMES = ("lr", "weight_decay", "momentum", "dampening", "betas", "nu", "max_lr", "rotation")
 Values = tuple[Any, ...]
+# Types of hyperparameters that cannot change in place.
 _FIXED = {int, float, str, bool, type(None)}
 
 

@@ -219,7 +219,7 @@ def _sign(s: _System) -> Full:
     outlasted = concentration * within * correlated
     norm_error = 5e-5 + 0.36 * outlasted + 0.18 * few + 14 * few_within + 0.12 * random + 0.094 * shared
     rotation_error = 5e-5 + 0.49 * outlasted + 0.19 * few + 2.8 * few_within + 0.1 * random + 0.022 * shared
-    # A long gradient that the argument remembers bends the path while the weights forget.
+    # What lengths that the argument remembers do where the weights forget meanwhile: a term found in the errors, not derived.
     rotation_error += 0.73 * s.lengths.variance * _saturated(fast * float(older @ older))
     angle = 2 * math.asin(math.sqrt(chord_sq) / 2) * shift
     return Full(norm_sq * ones, angle * ones, exact.update_sq, norm_error, rotation_error, noise, _doubts(norm_error, rotation_error))
