@@ -24,6 +24,7 @@ from rwsim.optimizers import UpdateRule
 from rwsim.stats.mcse import Estimate, estimate
 from rwsim.stats.verdict import AGREES, FALSE_ALARM_RATE, UNDECIDED, critical_value, judge
 from rwsim.theory.equilibrium import Equilibrium, Prediction, predict_equilibrium
+from rwsim.theory.fluctuations import Groups
 from rwsim.theory.full import Full
 from rwsim.theory.noise import ToySystem
 from rwsim.theory.transient import Approach, approach
@@ -47,7 +48,7 @@ _SLACK = 2.5
 _NOISE = 1.1
 # ... beside this share of the prediction's estimated error: the true one is about that large.
 _LIKELY_ERROR = 0.4
-# Neurons that represent a layer in the transient: quantiles of |gamma_out|.
+# Neurons that represent a layer in the transient, beside groups of coordinates: quantiles of |gamma_out|.
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
@@ -259,10 +260,11 @@ def validate(
     # One layer is a single group of the blocked engine: it keeps one core busy.
     with single_threaded(), ThreadPoolExecutor(min(os.cpu_count() or 1, len(cases))) as pool:
         try:
-            for rule, scale in cases:
+            # From the end: there the paper's experiment has its signs, whose prediction is the quickest, and the longest walk.
+            for rule, scale in reversed(cases):
                 case = prepare(rule, settings, settings.loss_scale or scale, checks=checks)
-                running.append((case, Future()))
-                heapq.heappush(waiting, (-case.steps, len(running), *running[-1]))
+                running.insert(0, (case, Future()))
+                heapq.heappush(waiting, (-case.steps, len(running), *running[0]))
                 pool.submit(walk_longest)
             while running:
                 finish(running[0][0], running[0][1].result())
@@ -298,7 +300,9 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float, *, checks: 
     law = layer.law(settings.gradient)
     few = law
     if isinstance(law, ToySystem):
-        few = dataclasses.replace(law, gamma_out=np.quantile(np.abs(law.gamma_out), _QUANTILES)[:, None])
+        groups = Groups.by_size(law.gamma_sq[0])
+        gamma_in = np.sqrt(groups.gamma_sq[groups.of])[None]
+        few = dataclasses.replace(law, gamma_in=gamma_in, gamma_out=np.quantile(np.abs(law.gamma_out), _QUANTILES)[:, None])
     obstacle = ""
     try:
         prediction = predict_equilibrium(rule, law)

@@ -20,7 +20,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import sympy as sp
+from scipy.fft import irfft, next_fast_len, rfft
 from scipy.interpolate import PchipInterpolator
+from scipy.linalg.lapack import dtbtrs
 
 from rwsim.errors import InvalidArgument, UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
@@ -238,8 +240,6 @@ def _push(s: _System, kernel: Array, keep: float) -> float:
     products follow from pairs. Sums over two lags are convolutions. Of connected moments of the signs themselves only the first,
     rho / sqrt(1 - rho^2) for rho, is kept.
     """
-    from scipy.signal import fftconvolve, lfilter  # a second to load
-
     covariance = signs.sign_autocovariance(s.rule, s.law)[0]
     size = max(len(kernel), len(covariance) + 1, min(_LONGEST, math.ceil(30 / (1 - keep)))) + 2
 
@@ -248,7 +248,7 @@ def _push(s: _System, kernel: Array, keep: float) -> float:
 
     def after(values: Array) -> Array:
         """sum_{i>=0} keep^i x_{n+i}"""
-        return lfilter([1.0], [1.0, -keep], values[::-1])[::-1]
+        return _decayed(values[::-1], keep)[::-1]
 
     def later(values: Array) -> Array:
         """sum_{i>=1} keep^(i-1) x_{n+i}"""
@@ -259,8 +259,8 @@ def _push(s: _System, kernel: Array, keep: float) -> float:
     gamma = padded(np.append(1.0, covariance))
     whole = 1 - keep**2
     weight_sq = (1 + 2 * keep * later(gamma)[0]) / whole  # over step^2
-    stays = lfilter([1.0], [1.0, -keep], np.append(weight_sq, later(gamma)[:-1])) / weight_sq  # R
-    answers = np.append(0.0, lfilter([1.0], [1.0, -keep], a)[:-1])  # A over step sqrt(2/pi)
+    stays = _decayed(np.append(weight_sq, later(gamma)[:-1]), keep) / weight_sq  # R
+    answers = np.append(0.0, _decayed(a, keep)[:-1])  # A over step sqrt(2/pi)
     steep = padded(rho[:1])
     steep[1:] = rho[1:] / np.sqrt(1 - np.minimum(rho[1:] ** 2, 1 - 1e-12))
     along, linear = later(steep), later(rho)  # Cov(x_j, n_{j+p}) over step sqrt(2/pi)
@@ -269,11 +269,26 @@ def _push(s: _System, kernel: Array, keep: float) -> float:
 
     own = 8 / math.pi * (a**2 * along) @ held - 8 / math.pi**2 / weight_sq * (a * linear**2) @ (3 * a * end - of_end)
     felt = answers * stays
-    both, ends = (fftconvolve(x, felt)[:size] for x in (a**2, a * of_end))
+    both, ends = (_convolved(x, felt) for x in (a**2, a * of_end))
     cross = 4 / math.pi * both @ (a * held)
     cross += 8 / math.pi**2 / weight_sq * (both @ (linear * (of_end - 3 * a * end)) + ends @ (linear * a))
     size_of = np.sqrt(s.gamma_sq)
     return float(whole * (own - cross * size_of.sum() * (size_of**3).sum() / s.gamma_sq.sum() ** 2))
+
+
+# `scipy.signal` has both of these, and takes as long to load as the rest of a prediction to work out.
+
+
+def _decayed(values: Array, keep: float) -> Array:
+    """y_n = x_n + keep y_{n-1}: a triangular system of two diagonals."""
+    diagonals = np.stack([np.ones_like(values), np.full_like(values, -keep)])
+    return dtbtrs(diagonals, values[:, None], uplo="L", diag="U")[0][:, 0]
+
+
+def _convolved(x: Array, y: Array) -> Array:
+    """sum_{i<=n} x_i y_{n-i}, for as many n as `x` has."""
+    length = next_fast_len(2 * len(x), real=True)
+    return irfft(rfft(x, length) * rfft(y, length), length)[: len(x)]
 
 
 def _rational(s: _System) -> Full:

@@ -104,12 +104,24 @@ class _Recorder:
         return _s
 
 
+# `simplify` finds nothing more in rational functions, and takes ten times as long; other functions of hyperparameters are rare.
+
+
+def _tidied(expr: sp.Expr) -> sp.Expr:
+    """In one fraction, common factors in front."""
+    return sp.factor_terms(sp.cancel(expr))
+
+
+def _vanishes(expr: sp.Expr) -> bool:
+    return bool(expr == 0 or sp.cancel(expr) == 0 or sp.simplify(expr) == 0)
+
+
 def _linear(rule: str, name: str, expr: sp.Expr, variables: list[sp.Symbol]) -> list[sp.Expr]:
     """Coefficients of an expression that must be linear and homogeneous in `variables`."""
     expanded = sp.expand(expr)
-    coefficients = [sp.simplify(sp.diff(expanded, v)) for v in variables]
+    coefficients = [_tidied(sp.diff(expanded, v)) for v in variables]
     rest = sp.expand(expanded - sum(c * v for c, v in zip(coefficients, variables, strict=True)))
-    if sp.simplify(rest) != 0 or any(c.has(*variables) for c in coefficients):
+    if not _vanishes(rest) or any(c.has(*variables) for c in coefficients):
         raise UnsupportedRule(rule, f"`{name}` is not linear in the gradient and the buffers")
     return coefficients
 
@@ -142,14 +154,14 @@ def linear_response(rule: type[UpdateRule]) -> LinearResponse:
         if len(squares) != 1:
             raise UnsupportedRule(rule.name, "the root must hold exactly one second-moment average")
         v = symbols[squares[0]]
-        average = sp.simplify(sp.diff(new[squares[0]], v))
-        correction = sp.simplify(xp.roots[0] / new[squares[0]])
+        average = _tidied(sp.diff(new[squares[0]], v))
+        correction = sp.cancel(xp.roots[0] / new[squares[0]])
         others = [symbols[name] for name in symbols if name not in squares]
         if average.has(*others, _g, v) or correction.has(*others, _g, v):
             raise UnsupportedRule(rule.name, "the second-moment average is not a linear average of squares")
-        quadratic = sp.expand(sp.simplify((new[squares[0]] - average * v) / (1 - average)))
+        quadratic = sp.expand(sp.cancel((new[squares[0]] - average * v) / (1 - average)))
         form = sp.hessian(quadratic, [*others, _g]) / 2
-        if form.has(*others, _g) or sp.simplify(quadratic - _quadratic(form, [*others, _g])) != 0:
+        if form.has(*others, _g) or not _vanishes(quadratic - _quadratic(form, [*others, _g])):
             raise UnsupportedRule(rule.name, "the second-moment average is not a linear average of squares")
         square = (form[:-1, :-1], form[-1, -1])
     elif squares:
@@ -212,7 +224,8 @@ def lyapunov(transition: sp.Matrix, drive: sp.Matrix) -> sp.Matrix:
     p = sp.Matrix(n, n, lambda i, j: entries[min(i, j), max(i, j)])
     residual = p - transition * p * transition.T - sym.grad_sq * drive * drive.T
     (solution,) = sp.linsolve([residual[i, j] for i, j in entries], list(entries.values()))
-    return p.subs(dict(zip(entries.values(), solution, strict=True))).applyfunc(sp.factor)
+    found = dict(zip(entries, map(sp.factor, solution), strict=True))
+    return sp.Matrix(n, n, lambda i, j: found[min(i, j), max(i, j)])
 
 
 @cached

@@ -44,6 +44,10 @@ class IdealWalk:
         """E g_c^2 = 1, shape (1, dim), whatever the weights."""
         return np.ones((1, self.fan_in))
 
+    def of_kinds(self, first: NDArray[np.intp], count: Array) -> Callable[[Array], Array]:
+        """`second_moment` of coordinates of which some are alike: see `ToySystem.of_kinds`."""
+        return lambda spread: np.ones((1, len(first)))
+
     @property
     def own_spread(self) -> Array:
         """The spread that equals its E g_c^2."""
@@ -109,6 +113,22 @@ class ToySystem:
     def second_moment(self, spread: Array) -> Array:
         """E g_c^2 with w_c^2 at its mean `spread` (E w_c^2), shape (neuron, dim)."""
         return self._moment_and_share(spread)[0]
+
+    def of_kinds(self, first: NDArray[np.intp], count: Array) -> Callable[[Array], Array]:
+        """`second_moment` of coordinates of which some are alike, as a function of the spread of each kind.
+
+        Args:
+            first: A coordinate of each kind, shape (kind,).
+            count: How many there are of it, shape (kind,).
+        """
+        gamma_sq, numerator = self.gamma_sq[:, first], self._numerator[:, first]
+
+        def second_moment(spread: Array) -> Array:
+            scaled = gamma_sq * spread
+            effective = (scaled @ count)[:, None]
+            return coordinate_moment(numerator, scaled / effective, effective)
+
+        return second_moment
 
     def _moment_and_share(self, spread: Array) -> tuple[Array, Array]:
         scaled = self.gamma_sq * spread

@@ -28,6 +28,8 @@ from rwsim.theory.walker import Walker, namespace
 
 # Equilibria are computed at this many hyperparameters at most and interpolated between them, log against log.
 _EQUILIBRIA = 160
+# A recurrence has settled if at the pace of its last steps, that many, the rest would change it by less than this share.
+_LOOK, _SETTLED = 200, 1e-6
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def plain_norm(rule: UpdateRule, law: GradientLaw, steps: int, start_sq: float) 
     """The norm of `expected_path` without what is of higher order than the closed forms of `equilibrium`, shape (time,)."""
     walker = Walker(type(rule), _simplest(rule, law), start_sq, plain=True)
     with np.errstate(all="ignore"):
-        return np.sqrt(_iterated(walker.take_plain, hyper_values(rule, {}, steps), 1)[0])
+        return np.sqrt(_iterated(walker.take_plain, hyper_values(rule, {}, steps), 1, ends=True)[0])
 
 
 def closed_path(rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapping[str, Any], start_sq: float) -> tuple[Array, Array]:
@@ -136,13 +138,21 @@ def closed_path(rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mappin
         return np.sqrt(norm_sq), rotation
 
 
-def _iterated(take: Callable[[int, tuple[float, ...]], tuple[float, ...]], values: list[tuple[float, ...]], count: int) -> Array:
+def _iterated(
+    take: Callable[[int, tuple[float, ...]], tuple[float, ...]], values: list[tuple[float, ...]], count: int, *, ends: bool = False
+) -> Array:
+    """What `take` gives at every step; where hyperparameters stay, `ends` leaves out what would change nothing any more."""
     found = np.full((count, len(values)), math.inf)
     for step, hyper in enumerate(values):
         try:
             found[:, step] = take(step + 1, hyper)
         except (ArithmeticError, ValueError):  # numbers raise where arrays go on with Inf and NaN
             break
+        if ends and step and step % _LOOK == 0:
+            lately = found[:, step - _LOOK : step + 1]
+            if (np.ptp(lately, axis=1) < _SETTLED * _LOOK / len(values) * lately[:, -1]).all():
+                found[:, step:] = lately[:, -1:]
+                break
     return found
 
 

@@ -52,16 +52,15 @@ class Walker:
         self.nodes, self.weights = law.length_squared()
         self.fourth = float(self.weights @ self.nodes**2)  # E l^4 at E l^2 = 1
         gamma = np.abs(getattr(law, "gamma_in", np.ones((1, law.fan_in))))
-        _, first, back, counts = np.unique(gamma, axis=1, return_index=True, return_inverse=True, return_counts=True)
-        if len(first) == law.fan_in:  # all differ: in their own order
-            first = back = np.arange(law.fan_in)
-        self.first, self.back, self.share = first, back.ravel(), counts.astype(float)
+        _, first, counts = np.unique(gamma, axis=1, return_index=True, return_counts=True)
+        self.share = counts.astype(float)
+        self.moment = law.of_kinds(first, self.share)
         neurons = len(law.second_moment(np.full((1, law.fan_in), start_sq)))
         shape = (neurons, len(counts))
         self.p: list[Any] = [np.full(shape, start_sq if ij == (0, 0) else 0.0) for ij in self.recurrence.order]
         zeros: list[list[Any]] = [[np.zeros(shape) for _ in range(count)] for count in (n, size, size, size, 2)]
         self.mu, self.pg, self.k, self.kg, (self.v, self.v_var) = zeros
-        self.spread = None if plain else Spread(self.recurrence, law, gamma[:, self.first], self.share, start_sq)
+        self.spread = None if plain else Spread(self.recurrence, law, gamma[:, first], self.share, start_sq)
         self.signs = None if self.recurrence.argument is None else Signs(self.recurrence, neurons)
         self.beginning: Beginning | None = None
         if self.recurrence.normalizer is not None and not plain:
@@ -94,10 +93,7 @@ class Walker:
         spread = self.p[0]
         if self.classes > 1:
             spread = spread.reshape(len(spread), -1, self.classes).mean(-1)
-        if len(self.first) == self.law.fan_in:
-            grad = self.law.second_moment(spread)
-        else:
-            grad = np.broadcast_to(self.law.second_moment(spread[:, self.back]), (len(spread), self.law.fan_in))[:, self.first]
+        grad = self.moment(spread)
         grad = grad * np.reshape(boost, (-1, 1)) if self.spread is not None else grad
         return np.repeat(grad, self.classes, axis=1) if self.classes > 1 else grad
 

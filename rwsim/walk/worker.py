@@ -26,7 +26,7 @@ from rwsim.walk.system import length_polynomial
 # Steps of a chunk, which is planned anew: that costs as much as a few steps.
 _CHUNK = 4 * PERIOD
 # Steps whose statistics are worked out together; fixed, since it sets the order of summation.
-_PIECE = 16
+_PIECE = 32
 # Coordinates of a block, about, and blocks of a group at most. Where an array has left the second cache, calls on it are slower by
 # less than the number of calls saves.
 _BLOCK, _BLOCKS = 8192, 8
