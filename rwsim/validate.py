@@ -24,9 +24,7 @@ from rwsim.optimizers import UpdateRule
 from rwsim.stats.mcse import Estimate, estimate
 from rwsim.stats.verdict import AGREES, FALSE_ALARM_RATE, UNDECIDED, critical_value, judge
 from rwsim.theory.equilibrium import Equilibrium, Prediction, predict_equilibrium
-from rwsim.theory.fluctuations import Groups
 from rwsim.theory.full import Full
-from rwsim.theory.noise import ToySystem
 from rwsim.theory.transient import Approach, approach
 from rwsim.walk.job import Job
 from rwsim.walk.measure import QUANTITIES, Walk
@@ -48,8 +46,6 @@ _SLACK = 2.5
 _NOISE = 1.1
 # ... beside this share of the prediction's estimated error: the true one is about that large.
 _LIKELY_ERROR = 0.4
-# Neurons that represent a layer in the transient, beside groups of coordinates: quantiles of |gamma_out|.
-_QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 
 
 @dataclass(frozen=True)
@@ -298,23 +294,18 @@ def prepare(rule: UpdateRule, settings: Settings, loss_scale: float, *, checks: 
     """Draw the layer, predict its equilibrium and the way there, and choose burn-in and length; `checks` as of `compare`."""
     layer = _layer(settings, loss_scale)
     law = layer.law(settings.gradient)
-    few = law
-    if isinstance(law, ToySystem):
-        groups = Groups.by_size(law.gamma_sq[0])
-        gamma_in = np.sqrt(groups.gamma_sq[groups.of])[None]
-        few = dataclasses.replace(law, gamma_in=gamma_in, gamma_out=np.quantile(np.abs(law.gamma_out), _QUANTILES)[:, None])
     obstacle = ""
     try:
         prediction = predict_equilibrium(rule, law)
         full = prediction.full
-        coming = approach(rule, few, layer.start_sq, settings.steps)
+        coming = approach(rule, law, layer.start_sq, settings.steps)
     except NoEquilibrium as error:
         # Walked all the same: a walk that blows up is to be seen doing so.
         obstacle = str(error)
         nothing = np.full(settings.neurons, math.nan)
         prediction = Prediction(None, Equilibrium(nothing, nothing, nothing), math.nan, math.nan)
         full = Full(nothing, nothing, nothing, math.nan, math.nan, math.nan, (obstacle,))
-        coming = Approach(np.full(settings.steps, math.nan))
+        coming = Approach(*np.full((2, settings.steps), math.nan))
     burn_in = coming.burn_in(_BURN_IN_SHARE * settings.margin)
     if burn_in is None and not obstacle:
         obstacle = f"not in equilibrium: theory asks for a burn-in longer than {settings.steps} steps"

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import settings
+from threadpoolctl import threadpool_limits
 
 if not torch.cuda.is_available():
     # Read when Triton is imported: its kernels then run on the CPU.
@@ -22,8 +23,11 @@ sys.meta_path[:] = _finders
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The walks here are small: a second thread gains nothing and, beside other work, costs a lot.
+# Walks and matrices here are small: a second thread gains nothing and, beside other work, costs a lot. The variable is for processes
+# that tests start, and for libraries that are not loaded yet.
 torch.set_num_threads(1)
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+threadpool_limits(1, user_api="blas")
 
 settings.register_profile("dev", deadline=None, max_examples=30)
 settings.register_profile("ci", deadline=None, max_examples=60, derandomize=True)

@@ -1,6 +1,7 @@
 """The approach to equilibrium, step by step, against simulated ensembles, and the burn-in read off it."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,11 +54,30 @@ def test_adamw_relaxes_at_twice_the_log_of_rho():
 
 
 def test_burn_in_rules():
-    decaying = Approach(0.5 * np.exp(-np.arange(5000) / 200))
-    found = decaying.burn_in(0.004)
-    assert found is not None and np.abs(decaying.deviation[found:]).max() <= 0.01 and np.abs(decaying.deviation[found:]).mean() <= 0.004
-    assert Approach(decaying.deviation[:300]).burn_in(0.004) is None
+    still = np.zeros(5000)
+    decay = 0.5 * np.exp(-np.arange(5000) / 200)
+    found = Approach(decay, still).burn_in(0.004)
+    assert found is not None and np.abs(decay[found:]).max() <= 0.01 and np.abs(decay[found:]).mean() <= 0.004
+    assert Approach(decay[:300], still[:300]).burn_in(0.004) is None
+    # The norm's square may be off by twice as much as the rotation.
+    assert Approach(still, decay / 2).burn_in(0.004) == found
     # An oscillation whose mean vanishes is not equilibrium.
-    assert Approach(0.05 * np.sin(np.arange(5000) / 50)).burn_in(0.004) is None
-    assert Approach(np.full(10, math.nan)).burn_in(0.004) is None
-    assert Approach(np.zeros(10)).burn_in(0.004) == 0
+    assert Approach(0.05 * np.sin(np.arange(5000) / 50), still).burn_in(0.004) is None
+    assert Approach(np.full(10, math.nan), still[:10]).burn_in(0.004) is None
+    assert Approach(still, still).burn_in(0.004) == 0
+
+
+def test_neurons_of_small_gradients_turn_late():
+    """The mean norm is in equilibrium long before they are, and each counts as much in the mean rotation as any other."""
+    rule, layer = SGDM(lr=0.5, weight_decay=1e-3), Layer.draw(64, 256, gamma="uniform")
+    gamma_out = layer.gamma_out.copy()
+    gamma_out[:38] *= 1e-5  # whole groups
+    layer = replace(layer, gamma_out=gamma_out)
+    law = layer.law("marginal")
+    found, expected = run(Job((rule,), layer, 3000, window=50)), approach(rule, law, layer.start_sq, 3000)
+    measured = found.angle[:, 0].mean(-1) / predict_equilibrium(rule, law).full.rotation - 1
+    turning = expected.turning.reshape(-1, 50).mean(-1)
+    assert np.abs(expected.deviation[750:]).max() < 0.001 and turning[15] < -0.1
+    assert np.abs(measured - turning)[10:].max() < 0.02
+    burn_in = expected.burn_in(0.004)
+    assert burn_in is not None and np.abs(measured[math.ceil(burn_in / 50) :].mean()) < 0.005

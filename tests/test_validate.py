@@ -45,7 +45,7 @@ def scaled(form: Full, factor: float) -> Full:
 
 def verdicts(walk, rule, full, settings, burn_in, layers):
     layer = Layer.draw(settings.fan_in, settings.neurons, gamma="uniform")
-    case = Case(rule, layer, layers, (walk.steps,), Prediction(None, full, 1.0, 1.0), full, Approach(np.zeros(1)), burn_in, "")
+    case = Case(rule, layer, layers, (walk.steps,), Prediction(None, full, 1.0, 1.0), full, Approach(*np.zeros((2, 1))), burn_in, "")
     return [r.verdict for r in compare(case, walk, settings)]
 
 

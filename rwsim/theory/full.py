@@ -17,12 +17,14 @@ set on three designs of `benchmarks.accuracy`, whose table shows what each corre
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import sympy as sp
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.interpolate import PchipInterpolator
 from scipy.linalg.lapack import dtbtrs
+from threadpoolctl import ThreadpoolController
 
 from rwsim.errors import InvalidArgument, UnsupportedRule
 from rwsim.optimizers.rule import UpdateRule
@@ -96,9 +98,16 @@ def predict_full(rule: UpdateRule, law: GradientLaw, corrections: Collection[str
         if getattr(rule.values, name, None) == 0:
             raise eq.no_equilibrium(name)
     solve = _sign if forms.settled(type(rule)).direction == "sign" else _rational
-    if isinstance(law, ToySystem) and len(law.gamma_in) > 1:
-        return _over_draws(rule, law, corrections)
-    return solve(_System(rule, law, frozenset(corrections)))
+    with _libraries().limit(limits=1, user_api="blas"):
+        if isinstance(law, ToySystem) and len(law.gamma_in) > 1:
+            return _over_draws(rule, law, corrections)
+        return solve(_System(rule, law, frozenset(corrections)))
+
+
+@cache
+def _libraries() -> ThreadpoolController:
+    """Matrices here have some hundred rows: threads of OpenBLAS, which spin while they wait, make their decompositions half as fast."""
+    return ThreadpoolController()
 
 
 def _over_draws(rule: UpdateRule, law: ToySystem, corrections: Collection[str]) -> Full:

@@ -1,7 +1,7 @@
 """Norm, rotation and update size along any schedule, step by step, without a sample.
 
 The moment recurrence (see `recurrence`) is iterated from the walk's start with the hyperparameters of each step, the bias
-corrections, the memory of the normalizer and the dependence of scale-invariant gradients on the norm. `plain_norm` stops
+corrections, the memory of the normalizer and the dependence of scale-invariant gradients on the norm. `plain_norm_sq` stops
 there: its fixed point is the closed form of `equilibrium`, under a sign of its linearization. What a path needs beyond that:
 
 * The first steps of a normalizer, whose average holds few squares, are integrated as they are (`beginning`); later its
@@ -97,11 +97,12 @@ def _scale_free(rule: UpdateRule) -> bool:
     return response.square[0].is_zero_matrix and getattr(rule.values, "eps", 0.0) == 0
 
 
-def plain_norm(rule: UpdateRule, law: GradientLaw, steps: int, start_sq: float) -> Array:
-    """The norm of `expected_path` without what is of higher order than the closed forms of `equilibrium`, shape (time,)."""
+def plain_norm_sq(rule: UpdateRule, law: GradientLaw, steps: int, start_sq: float) -> Array:
+    """E||omega_t||^2 of every neuron without what is of higher order than the closed forms of `equilibrium`, shape (neuron, time);
+    of one neuron where all are alike. Once it has settled it stays as it is."""
     walker = Walker(type(rule), _simplest(rule, law), start_sq, plain=True)
     with np.errstate(all="ignore"):
-        return np.sqrt(_iterated(walker.take_plain, hyper_values(rule, {}, steps), 1, ends=True)[0])
+        return _iterated(walker.take_plain, hyper_values(rule, {}, steps), walker.neurons, ends=True)
 
 
 def closed_path(rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapping[str, Any], start_sq: float) -> tuple[Array, Array]:

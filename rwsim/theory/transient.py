@@ -2,36 +2,43 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rwsim.optimizers.rule import UpdateRule
 from rwsim.theory import symbols as sym
 from rwsim.theory.equilibrium import Equilibrium, predict_equilibrium
-from rwsim.theory.forms import numeric
-from rwsim.theory.noise import Array, GradientLaw
+from rwsim.theory.fluctuations import Groups
+from rwsim.theory.forms import numeric, settled
+from rwsim.theory.noise import Array, GradientLaw, ToySystem
 from rwsim.theory.rates import memory, relaxation_rate
-from rwsim.theory.schedule import plain_norm
+from rwsim.theory.schedule import plain_norm_sq
+
+# The square of a gamma_out of 0.
+_TINY = 1e-60
 
 
 @dataclass(frozen=True)
 class Approach:
-    """Expected approach to equilibrium, mean over the law's neurons.
+    """Expected approach to equilibrium, mean over the law's neurons; arrays of shape (time,), after step t = 1 ... T, dimensionless.
 
     Attributes:
-        deviation: E||omega_t||^2 over its limit, minus 1, after step t = 1 ... T; shape (time,), dimensionless.
+        deviation: E||omega_t||^2 over its limit, minus 1.
+        turning: The neurons' rotation over its limit, minus 1. The mean norm says little of neurons of small gradients: theirs is small
+            in the end, until when they hardly turn.
     """
 
     deviation: Array
+    turning: Array
 
     def burn_in(self, tolerance: float) -> int | None:
         """Fewest steps to drop so that the rest is in equilibrium; None where the walk ends before.
 
         In the rest, ||omega||^2 must stay within 2.5 `tolerance` of its limit, and within `tolerance` on average of
-        the absolute value (an oscillation may not cancel).
+        the absolute value (an oscillation may not cancel); the rotation within half of that.
         """
-        off = np.abs(self.deviation)
+        off = np.maximum(np.abs(self.deviation), 2 * np.abs(self.turning))
         off[~np.isfinite(off)] = np.inf
         worst = np.maximum.accumulate(off[::-1])[::-1]
         average = np.cumsum(off[::-1])[::-1] / np.arange(len(off), 0, -1)
@@ -42,9 +49,13 @@ class Approach:
 def approach(rule: UpdateRule, law: GradientLaw, start_sq: float, steps: int) -> Approach:
     """The plain recurrence from weights of coordinate second moment `start_sq` and empty buffers, against its own limit.
 
+    Coordinates and neurons are taken in groups (`fluctuations.Groups`), the neurons of the smallest gradients one by one. A neuron turns
+    by the size of its update over its norm; the size stays where gradients are normalized or do not depend on the norm, and goes with
+    the inverse of the norm otherwise.
+
     Args:
         rule: The optimizer.
-        law: Gradient law; a few representative neurons suffice.
+        law: Gradient law.
         start_sq: E omega_c^2 at the start.
         steps: T >= 1.
 
@@ -56,12 +67,32 @@ def approach(rule: UpdateRule, law: GradientLaw, start_sq: float, steps: int) ->
         >>> from rwsim.theory.noise import IdealWalk
         >>> rule = AdamW(lr=1e-2, weight_decay=0.5)
         >>> approach(rule, IdealWalk(128), 1 / 384, 1000).burn_in(0.01)
-        312
+        314
         >>> approach(rule, IdealWalk(128), 1 / 384, 100).burn_in(0.01) is None
         True
     """
-    limit = predict_equilibrium(rule, law).linear_norm_sq
-    return Approach(plain_norm(rule, law, steps, start_sq) ** 2 / limit - 1)
+    count = np.ones(1)
+    if isinstance(law, ToySystem):
+        law, count = _grouped(law)
+    prediction = predict_equilibrium(rule, law)
+    limit = prediction.exact.norm_sq[:, None]
+    limit = limit * (prediction.linear_norm_sq / limit.mean())
+    norm_sq = plain_norm_sq(rule, law, steps, start_sq)
+    power = 1.0 if law.scale_invariant and settled(type(rule)).direction == "linear" else 0.5
+    with np.errstate(all="ignore"):
+        share = count[:, None] / count.sum()
+        deviation = (share * norm_sq).sum(0) / (share * limit).sum() - 1
+        turning = (share * (limit / norm_sq) ** power).sum(0) - 1
+    return Approach(deviation, turning)
+
+
+def _grouped(law: ToySystem) -> tuple[ToySystem, Array]:
+    """A law of groups of coordinates and of neurons, and the number of neurons in each; where neurons differ in gamma_in, of all."""
+    if len(law.gamma_in) > 1:
+        return law, np.ones(len(law.gamma_in))
+    coordinates, neurons = Groups.by_size(law.gamma_sq[0]), Groups.by_size(1 / np.maximum(law.gamma_out[:, 0] ** 2, _TINY))
+    gamma_in, gamma_out = np.sqrt(coordinates.gamma_sq[coordinates.of])[None], 1 / np.sqrt(neurons.gamma_sq)[:, None]
+    return replace(law, gamma_in=gamma_in, gamma_out=gamma_out), neurons.count
 
 
 def time_constants(kind: type[UpdateRule], rules: Sequence[UpdateRule], exact: Equilibrium) -> Array:

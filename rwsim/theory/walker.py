@@ -55,7 +55,7 @@ class Walker:
         _, first, counts = np.unique(gamma, axis=1, return_index=True, return_counts=True)
         self.share = counts.astype(float)
         self.moment = law.of_kinds(first, self.share)
-        neurons = len(law.second_moment(np.full((1, law.fan_in), start_sq)))
+        self.neurons = neurons = len(law.second_moment(np.full((1, law.fan_in), start_sq)))
         shape = (neurons, len(counts))
         self.p: list[Any] = [np.full(shape, start_sq if ij == (0, 0) else 0.0) for ij in self.recurrence.order]
         zeros: list[list[Any]] = [[np.zeros(shape) for _ in range(count)] for count in (n, size, size, size, 2)]
@@ -176,8 +176,8 @@ class Walker:
             across = across + weight * (drift / weight - (self.total(drift) / old)[:, None]) ** 2
         return float(np.mean(new)), float(np.mean(turned(old, new, self.total(across), self.total(drift), np)))
 
-    def take_plain(self, t: int, hyper: tuple[float, ...]) -> tuple[float]:
-        """Take step t without anything beyond the closed forms: E||w||^2."""
+    def take_plain(self, t: int, hyper: tuple[float, ...]) -> Any:
+        """Take step t without anything beyond the closed forms: E||w||^2 of every neuron."""
         r, arrays, grad, root, gain = self.recurrence, self.arrays, self.grad_sq(), 1.0, 0.0
         if r.plain_normalizer is not None:
             self.v, root = r.plain_normalizer.of(arrays)(*hyper, t, grad, self.v, *self.p)
@@ -185,8 +185,7 @@ class Walker:
             past, k, *_ = r.argument.of(arrays)(*hyper, *self.p)
             gain = (2 / math.pi / (past + k**2 * grad)) ** 0.5
         self.p = r.plain.of(arrays)(*hyper, t, root, grad, gain, gain, *self.p)
-        norm_sq = self.total(self.p[0])
-        return (float(norm_sq.sum()) / norm_sq.size if arrays else norm_sq,)
+        return self.total(self.p[0])
 
     def _means(self, angle: Any, update: Any) -> tuple[float, float, float]:
         if not self.arrays:

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 
 from rwsim.errors import InvalidArgument, Unavailable
 from rwsim.optimizers import UpdateRule, find_rule
@@ -63,15 +62,11 @@ def resolve_engine(engine: str, job: Job, device: torch.device) -> ModuleType:
 
 @contextmanager
 def single_threaded() -> Iterator[None]:
-    """torch and BLAS work in the calling thread alone: where walks run side by side, threads of theirs would only get in the way.
-
-    Those of OpenBLAS spin while they wait for more work: predictions of a second each would take two of a core.
-    """
+    """torch works in the calling thread alone: where walks run side by side, its own would only get in each other's way."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1, user_api="blas"):
-            yield
+        yield
     finally:
         torch.set_num_threads(before)
 
