@@ -28,8 +28,8 @@ from rwsim.theory.walker import Walker, namespace
 
 # Equilibria are computed at this many hyperparameters at most and interpolated between them, log against log.
 _EQUILIBRIA = 160
-# A recurrence has settled if at the pace of its last steps, that many, the rest would change it by less than this share.
-_LOOK, _SETTLED = 200, 1e-6
+# A stride is no longer than this part of the steps before it, and of all; nor should it change a moment by more.
+_AGE, _STRIDES, _CHANGE = 16, 128, 0.1
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,34 @@ def _scale_free(rule: UpdateRule) -> bool:
 
 def plain_norm_sq(rule: UpdateRule, law: GradientLaw, steps: int, start_sq: float) -> Array:
     """E||omega_t||^2 of every neuron without what is of higher order than the closed forms of `equilibrium`, shape (neuron, time);
-    of one neuron where all are alike. Once it has settled it stays as it is."""
+    of one neuron where all are alike.
+
+    Arrays go step by step at first, then in strides (`Walker.stride`) as long as the walk is old and the moments are steady, between
+    which the logarithm is interpolated: within about 0.1 % of what single steps give.
+    """
+    values = hyper_values(rule, {}, steps)
     walker = Walker(type(rule), _simplest(rule, law), start_sq, plain=True)
     with np.errstate(all="ignore"):
-        return _iterated(walker.take_plain, hyper_values(rule, {}, steps), walker.neurons, ends=True)
+        return _strided(walker, values[0], steps) if walker.arrays else _iterated(lambda *at: (walker.take_plain(*at),), values, 1)
+
+
+def _strided(walker: Walker, hyper: tuple[float, ...], steps: int) -> Array:
+    times, norms = [0], [np.log(walker.total(walker.p[0]))]
+    doublings, pace, order = 0, math.inf, walker.recurrence.order
+    while times[-1] < steps:
+        t, before = times[-1], walker.p
+        longest = min(t / _AGE, _CHANGE / pace if pace else math.inf, steps / _STRIDES, steps - t)
+        doublings = min(int(math.log2(longest)), doublings + 1) if longest >= 2 else 0
+        norm_sq = walker.stride(t, doublings, hyper) if doublings else walker.take_plain(t + 1, hyper)
+        times.append(t + 2**doublings)
+        norms.append(np.log(norm_sq))
+        if not np.isfinite(norms[-1]).all():
+            times[-1] = steps
+        size = {i: p for (i, j), p in zip(order, walker.p, strict=True) if i == j}
+        moves = zip(order, before, walker.p, strict=True)
+        pace = max(float(np.max(np.abs(new - old) / (size[i] * size[j]) ** 0.5)) for (i, j), old, new in moves) / 2**doublings
+    every = np.arange(1, steps + 1)
+    return np.exp([np.interp(every, times, one) for one in np.array(norms).T])
 
 
 def closed_path(rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mapping[str, Any], start_sq: float) -> tuple[Array, Array]:
@@ -139,21 +163,13 @@ def closed_path(rule: UpdateRule, law: GradientLaw, steps: int, schedule: Mappin
         return np.sqrt(norm_sq), rotation
 
 
-def _iterated(
-    take: Callable[[int, tuple[float, ...]], tuple[float, ...]], values: list[tuple[float, ...]], count: int, *, ends: bool = False
-) -> Array:
-    """What `take` gives at every step; where hyperparameters stay, `ends` leaves out what would change nothing any more."""
+def _iterated(take: Callable[[int, tuple[float, ...]], tuple[float, ...]], values: list[tuple[float, ...]], count: int) -> Array:
     found = np.full((count, len(values)), math.inf)
     for step, hyper in enumerate(values):
         try:
             found[:, step] = take(step + 1, hyper)
         except (ArithmeticError, ValueError):  # numbers raise where arrays go on with Inf and NaN
             break
-        if ends and step and step % _LOOK == 0:
-            lately = found[:, step - _LOOK : step + 1]
-            if (np.ptp(lately, axis=1) < _SETTLED * _LOOK / len(values) * lately[:, -1]).all():
-                found[:, step:] = lately[:, -1:]
-                break
     return found
 
 

@@ -1,6 +1,7 @@
 """A step of the moment recurrence: what `schedule` iterates."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,6 +186,32 @@ class Walker:
             past, k, *_ = r.argument.of(arrays)(*hyper, *self.p)
             gain = (2 / math.pi / (past + k**2 * grad)) ** 0.5
         self.p = r.plain.of(arrays)(*hyper, t, root, grad, gain, gain, *self.p)
+        return self.total(self.p[0])
+
+    def stride(self, t: int, doublings: int, hyper: tuple[float, ...]) -> Any:
+        """Take the 2^doublings steps after step t as `take_plain` does, of arrays, at one E g^2 and normalizer: E||w||^2 of every neuron.
+
+        Given those, a step is linear in the moments: P -> M P + c, and two are M^2 P + (M c + c). They are taken as at the beginning, then
+        once more as between both ends; of E g^2 the geometric mean, from which an inverse dependence on the norm finds its fixed point.
+        """
+        r, count, begin, v, grad, root = self.recurrence, 2**doublings, self.p, self.v, self.grad_sq(), 1.0
+        middle, size, held, between = t + (count + 1) / 2, len(begin), begin, grad
+        nothing, units = [0.0] * size, np.eye(size).tolist()
+        for _ in range(2):
+            if r.plain_normalizer is not None:
+                fresh, level = r.plain_normalizer.of(True)(*hyper, middle, between, 0.0, *held)
+                keep = r.plain_normalizer.of(False)(*hyper, 1, 0.0, 1.0, *nothing)[0]
+                now, self.v = (v * keep**n + fresh * (1 - keep**n) / (1 - keep) for n in ((count + 1) / 2, count))
+                root = level * (now / fresh) ** 0.5
+            step = partial(r.plain.of(True), *hyper, middle, root)
+            shift = np.array(np.broadcast_arrays(*step(between, 0.0, 0.0, *nothing), *begin)[:size])
+            entries = np.broadcast_arrays(*(x for unit in units for x in step(0.0, 0.0, 0.0, *unit)))
+            matrix = np.array(entries).reshape(size, size, *entries[0].shape).swapaxes(0, 1)
+            for _ in range(doublings):
+                shift = np.einsum("ij...,j...->i...", matrix, shift) + shift
+                matrix = np.einsum("ij...,jk...->ik...", matrix, matrix)
+            self.p = list(np.einsum("ij...,j...->i...", matrix, np.array(np.broadcast_arrays(*begin))) + shift)
+            between, held = (grad * self.grad_sq()) ** 0.5, [(x + y) / 2 for x, y in zip(begin, self.p, strict=True)]
         return self.total(self.p[0])
 
     def _means(self, angle: Any, update: Any) -> tuple[float, float, float]:
