@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 import benchmarks
 from benchmarks.accuracy import OPTIMIZERS, Point, judge, measured, table
 from rwsim.errors import InvalidArgument, NoEquilibrium, UnsupportedRule
 from rwsim.optimizers import RULES, SGDM, AdamL2, AdamW, Lion
 from rwsim.theory.equilibrium import predict_equilibrium
+from rwsim.theory.fluctuations import fluctuations
 from rwsim.theory.full import CORRECTIONS, predict_full
 from rwsim.theory.noise import IdealWalk, ToySystem, gammas_over_draws
 from rwsim.walk.job import Job
@@ -244,3 +246,18 @@ def test_estimates_are_of_use(file, quantity):
 def test_no_valid_point_is_off_by_one_percent(file):
     rows = [row for row in all_judged(file) if row["valid"]]
     assert (errors(rows) <= 0.01).all(), table(rows)
+
+
+def test_blas_keeps_to_one_thread_while_predicting(monkeypatch):
+    def threads() -> set[int]:
+        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+    def solve(*args, **options):
+        seen.append(threads())
+        return fluctuations(*args, **options)
+
+    seen: list[set[int]] = []
+    monkeypatch.setattr("rwsim.theory.full.fluctuations", solve)
+    with threadpool_limits(2, user_api="blas"):
+        predict_full(SGDM(lr=0.1, weight_decay=1e-3), toy(np.linspace(0.5, 1.5, 20)))
+        assert seen and set.union(*seen) == {1} and threads() == {2}

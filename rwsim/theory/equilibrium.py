@@ -96,7 +96,7 @@ class Prediction:
 
     @cached_property
     def full(self) -> "Full":
-        """The full prediction, worked out when first asked for (about a second): see `rwsim.theory.full`."""
+        """The full prediction, worked out when first asked for (some tenths of a second): see `rwsim.theory.full`."""
         from rwsim.theory.full import predict_full  # built on this module
 
         if self.of is None:
