@@ -249,7 +249,7 @@ class Worker:
         along_column, share_column = (torch.from_numpy(row)[:, None] for row in (along, share))
         radial = (self.job.radial * torch.from_numpy(factor))[:, :, None].unbind(0) if self.job.radial else ()
         marginal, even, gamma, gamma_sq = self.marginal, self.even, self.gamma_in, self.gamma_sq
-        vecdot, divide, sqrt, multiply = np.vecdot, np.divide, np.sqrt, torch.mul
+        vecdot, divide, negative, sqrt, multiply = np.vecdot, np.divide, np.negative, np.sqrt, torch.mul
 
         def gradient(t: int) -> None:
             draw(t)
@@ -263,7 +263,8 @@ class Worker:
                     vecdot(weight, scaled_numbers, norm)
                 vecdot(weight, numbers, along)
                 divide(along, square, along)
-                grad.addcmul_(direction, along_column, value=-1)
+                negative(along, along)
+                grad.addcmul_(direction, along_column)
                 divide(shares[t], sqrt(square, share), share)
                 grad.mul_(share_column)
             if radial:
