@@ -65,6 +65,10 @@ class ValidateRecord(_Document):
     interval: Number
     effective_samples: Number
     burn_in: int | None
+    steps: int
+    """Walked."""
+    looks: int
+    """At which it might have been decided: they share the false-alarm rate with all quantities of the run."""
     layers: int
 
 

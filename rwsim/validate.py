@@ -50,7 +50,8 @@ _LIKELY_ERROR = 0.4
 
 @dataclass(frozen=True)
 class Record:
-    """One quantity of one case. `verdict` and `reason` follow the full form; `mcse` is in units of `measured`."""
+    """One quantity of one case. `verdict` and `reason` follow the full form; `mcse` is in units of `measured`. Of the case: `steps` walked,
+    and `looks` at which it might have been decided, which share the false-alarm rate."""
 
     optimizer: str
     hyper: dict[str, Any]
@@ -67,6 +68,8 @@ class Record:
     interval: float
     effective_samples: float
     burn_in: int | None
+    steps: int
+    looks: int
     layers: int
 
 
@@ -363,6 +366,8 @@ def compare(case: Case, walk: Walk, settings: Settings, *, checks: int = len(QUA
                 interval=ruling.interval,
                 effective_samples=found.effective,
                 burn_in=case.burn_in,
+                steps=walk.steps,
+                looks=len(case.looks),
                 layers=case.layers,
             )
         )

@@ -37,6 +37,7 @@ class _Record(BaseModel):
     margin: float
     interval: float | None = None
     burn_in: int | None = None
+    steps: int | None = None
 
 
 class _Validation(BaseModel):
@@ -150,7 +151,8 @@ def _table(records: list[_Record]) -> Html:
     columns = [
         Column("optimizer"), Column("quantity"), Column("measured", "number"), Column("± mcse", "number"), Column("full", "number"),
         Column("its error", "number"), Column("exact", "number"), Column("its error", "number"), Column("paper", "number"),
-        Column("its error", "number"), Column("verdict"), Column("hyperparameters"), Column("burn-in, steps", "number"), Column("reason"),
+        Column("its error", "number"), Column("verdict"), Column("hyperparameters"), Column("burn-in, steps", "number"),
+        Column("walked, steps", "number"), Column("reason"),
     ]  # fmt: skip
     rows = []
     for r in records:
@@ -167,6 +169,7 @@ def _table(records: list[_Record]) -> Html:
                 tone(r.verdict, TONES.get(r.verdict, "")),
                 hyper,
                 num(r.burn_in),
+                num(r.steps),
                 r.reason,
             ]
         )
