@@ -27,6 +27,25 @@ def test_a_sum_rounds_alike_by_every_call(dtype, shape):
     assert torch.equal(outs[0], expected * 2)
 
 
+@pytest.mark.skipif(calls._axpy(torch.float32) is None, reason="BLAS rounds otherwise here")
+@pytest.mark.parametrize(("shape", "pieces"), [((64, 128), [8192]), ((128, 128), [8192, 8192]), ((160, 128), []), ((7, 9), [])], ids=str)
+def test_blas_takes_what_suits_it(monkeypatch, shape, pieces):
+    axpy, taken = calls._axpy(torch.float32), []
+    monkeypatch.setattr(calls, "_axpy", lambda dtype: lambda x, y, n, a: (taken.append(n), axpy(x, y, n, a)))
+    out, y = torch.zeros(shape), torch.ones(shape)
+    calls.add(out, y, [0.5], out)(0)
+    assert taken == pieces and torch.equal(out, torch.full(shape, 0.5))
+
+
+def test_nothing_times_infinity_is_noticed():
+    """A schedule of 0 beside a buffer that is not finite."""
+    outs = [torch.ones(64, 128) for _ in range(2)]
+    y = torch.full((64, 128), torch.inf)
+    calls.add(outs[0], y, [0.0], outs[0])(0)
+    calls.add(outs[1], y, torch.zeros(1, 64, 1), outs[1])(0)
+    assert all(out.isnan().all() for out in outs)
+
+
 def test_blas_that_rounds_otherwise_is_not_used(monkeypatch):
     def coarse(x, y, n, a):
         y += np.float32(np.float16(a)) * x

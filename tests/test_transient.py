@@ -85,6 +85,21 @@ def test_neurons_of_small_gradients_turn_late():
     assert burn_in is not None and np.abs(measured[math.ceil(burn_in / 50) :].mean()) < 0.005
 
 
+class Growing(AdamW):
+    """AdamW whose second-moment average forgets at a rate of its own age, in place of a bias correction."""
+
+    name = "growing"
+
+    @staticmethod
+    def update(grad, state, hyper, xp):
+        beta1, beta2 = hyper.betas
+        rate = beta2 * (1 - beta2 ** (state.step - 1)) / (1 - beta2**state.step)
+        m = beta1 * state.exp_avg + (1 - beta1) * grad
+        v = rate * state.exp_avg_sq + (1 - rate) * grad * grad
+        step = hyper.lr / (1 - beta1**state.step) * m / (xp.sqrt(v) + hyper.eps)
+        return {"param": (1 - hyper.lr * hyper.weight_decay) * state.param - step, "exp_avg": m, "exp_avg_sq": v}
+
+
 @pytest.mark.parametrize(
     ("rule", "tolerance"),
     [
@@ -93,6 +108,7 @@ def test_neurons_of_small_gradients_turn_late():
         (AdamW(lr=2e-2, weight_decay=0.2, betas=(0.9, 0.99), eps=1e-3), 1e-3),
         (AdamL2(lr=1e-2, weight_decay=1e-4, betas=(0.9, 0.99)), 1e-3),
         (RULES["nadamw"](lr=2e-2, weight_decay=0.2, betas=(0.8, 0.99), eps=1e-3), 1e-3),
+        (Growing(lr=2e-2, weight_decay=0.2, betas=(0.9, 0.99), eps=1e-3), 2e-3),
     ],
     ids=lambda x: getattr(x, "name", None),
 )
@@ -109,6 +125,31 @@ def test_strides_lead_where_single_steps_do(rule, tolerance):
     assert np.abs(found[:, -1] / single[:, -1] - 1).max() < 1e-4
 
 
-def test_strides_pass_on_what_blows_up():
-    rule, layer = SGDM(lr=50.0, weight_decay=0.1, momentum=0.5), Layer.draw(16, 4)
-    assert not np.isfinite(plain_norm_sq(rule, layer.law("marginal"), 20000, layer.start_sq)[:, -1]).any()
+def test_strides_end_where_the_walk_blows_up(monkeypatch):
+    rule, layer, taken = SGDM(lr=50.0, weight_decay=0.1, momentum=0.5), Layer.draw(16, 4), []
+    take = Walker.take_plain
+    monkeypatch.setattr(Walker, "take_plain", lambda self, *at: (taken.append(at), take(self, *at))[1])
+    monkeypatch.setattr(Walker, "stride", lambda self, t, doublings, hyper: pytest.fail("it is not steady"))
+    found = plain_norm_sq(rule, layer.law("marginal"), 20000, layer.start_sq)
+    assert 1 < len(taken) < 2000 and not np.isfinite(found[:, len(taken) :]).any()
+
+
+def test_neurons_without_gradients_are_walked():
+    law = Layer.draw(16, 4).law("marginal")
+    law = replace(law, gamma_out=np.array([[0.0], [0.5], [1.0], [2.0]]))
+    found = plain_norm_sq(AdamW(lr=1e-2, weight_decay=0.2, eps=1e-8), law, 2000, 1 / 48)
+    assert np.isfinite(found).all() and (np.diff(found[0]) < 0).all()
+
+
+@pytest.mark.parametrize(
+    "rule", [SGDM(lr=0.5, weight_decay=1e-3), AdamL2(lr=1e-2, weight_decay=1e-4, betas=(0.9, 0.99))], ids=lambda rule: rule.name
+)
+def test_groups_give_the_burn_in_of_all(rule):
+    layer = Layer.draw(48, 100)
+    law, steps = layer.law("marginal"), 4000
+    grouped, every = approach(rule, law, layer.start_sq, steps), plain_norm_sq(rule, law, steps, layer.start_sq)
+    limit = predict_equilibrium(rule, law).exact.norm_sq[:, None]
+    power = 1.0 if rule.name == "sgdm" else 0.5
+    alone = Approach(every.mean(0) / limit.mean() - 1, ((limit / every) ** power).mean(0) - 1)
+    found, expected = grouped.burn_in(0.004), alone.burn_in(0.004)
+    assert found is not None and expected is not None and abs(found / expected - 1) < 0.05

@@ -15,6 +15,7 @@ set on three designs of `benchmarks.accuracy`, whose table shows what each corre
 """
 
 import math
+import threading
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache
@@ -43,6 +44,8 @@ _MOST_ERROR = 0.009
 _DRAWS = 8
 # Lags over which weights are followed, at most.
 _LONGEST = 2_000_000
+# The number of threads is the process's: of two at once the second would remember, and leave, the first one's.
+_limiting = threading.RLock()
 # Self-consistency of sizes and shares.
 _SWEEPS, _STEPS, _SETTLED = 8, 500, 1e-12
 
@@ -98,7 +101,7 @@ def predict_full(rule: UpdateRule, law: GradientLaw, corrections: Collection[str
         if getattr(rule.values, name, None) == 0:
             raise eq.no_equilibrium(name)
     solve = _sign if forms.settled(type(rule)).direction == "sign" else _rational
-    with _libraries().limit(limits=1, user_api="blas"):
+    with _limiting, _libraries().limit(limits=1, user_api="blas"):
         if isinstance(law, ToySystem) and len(law.gamma_in) > 1:
             return _over_draws(rule, law, corrections)
         return solve(_System(rule, law, frozenset(corrections)))
@@ -106,7 +109,8 @@ def predict_full(rule: UpdateRule, law: GradientLaw, corrections: Collection[str
 
 @cache
 def _libraries() -> ThreadpoolController:
-    """Matrices here have some hundred rows: threads of OpenBLAS, which spin while they wait, make their decompositions half as fast."""
+    """Those whose number of threads can be set. Matrices here have some hundred rows: threads of OpenBLAS, which spin while they wait, make
+    their decompositions half as fast."""
     return ThreadpoolController()
 
 

@@ -109,7 +109,7 @@ class _Recorder:
 
 def _tidied(expr: sp.Expr) -> sp.Expr:
     """In one fraction, common factors in front."""
-    return sp.factor_terms(sp.cancel(expr))
+    return sp.simplify(expr) if expr.has(sp.Float) else sp.factor_terms(sp.cancel(expr))  # polynomials of floats gather factors of 1.0
 
 
 def _vanishes(expr: sp.Expr) -> bool:

@@ -15,9 +15,6 @@ from rwsim.theory.noise import Array, GradientLaw, ToySystem
 from rwsim.theory.rates import memory, relaxation_rate
 from rwsim.theory.schedule import plain_norm_sq
 
-# The square of a gamma_out of 0.
-_TINY = 1e-60
-
 
 @dataclass(frozen=True)
 class Approach:
@@ -25,8 +22,8 @@ class Approach:
 
     Attributes:
         deviation: E||omega_t||^2 over its limit, minus 1.
-        turning: The neurons' rotation over its limit, minus 1. The mean norm says little of neurons of small gradients: theirs is small
-            in the end, until when they hardly turn.
+        turning: Rotation over its limit, minus 1, mean over neurons, as `approach` takes it from their norms. The mean norm does not show
+            neurons of small gradients: their norm has far to fall, and until it has they hardly turn.
     """
 
     deviation: Array
@@ -49,9 +46,10 @@ class Approach:
 def approach(rule: UpdateRule, law: GradientLaw, start_sq: float, steps: int) -> Approach:
     """The plain recurrence from weights of coordinate second moment `start_sq` and empty buffers, against its own limit.
 
-    Coordinates and neurons are taken in groups (`fluctuations.Groups`), the neurons of the smallest gradients one by one. A neuron turns
-    by the size of its update over its norm; the size stays where gradients are normalized or do not depend on the norm, and goes with
-    the inverse of the norm otherwise.
+    Coordinates and neurons are taken in groups (`fluctuations.Groups`), the neurons of the smallest gradients one by one: burn-ins come
+    out within some percent of those of all. A neuron turns by the size of its update over its norm; the size is taken to stay where
+    gradients are normalized or do not depend on the norm, and to go with the inverse of the norm otherwise. A normalizer that
+    remembers for longer than the weights keeps up late: the rotation may then be off by 1 % where half of that is said.
 
     Args:
         rule: The optimizer.
@@ -90,7 +88,8 @@ def _grouped(law: ToySystem) -> tuple[ToySystem, Array]:
     """A law of groups of coordinates and of neurons, and the number of neurons in each; where neurons differ in gamma_in, of all."""
     if len(law.gamma_in) > 1:
         return law, np.ones(len(law.gamma_in))
-    coordinates, neurons = Groups.by_size(law.gamma_sq[0]), Groups.by_size(1 / np.maximum(law.gamma_out[:, 0] ** 2, _TINY))
+    with np.errstate(divide="ignore"):
+        coordinates, neurons = Groups.by_size(law.gamma_sq[0]), Groups.by_size(1 / law.gamma_out[:, 0] ** 2)
     gamma_in, gamma_out = np.sqrt(coordinates.gamma_sq[coordinates.of])[None], 1 / np.sqrt(neurons.gamma_sq)[:, None]
     return replace(law, gamma_in=gamma_in, gamma_out=gamma_out), neurons.count
 

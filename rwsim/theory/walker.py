@@ -56,7 +56,7 @@ class Walker:
         _, first, counts = np.unique(gamma, axis=1, return_index=True, return_counts=True)
         self.share = counts.astype(float)
         self.moment = law.of_kinds(first, self.share)
-        self.neurons = neurons = len(law.second_moment(np.full((1, law.fan_in), start_sq)))
+        neurons = len(law.second_moment(np.full((1, law.fan_in), start_sq)))
         shape = (neurons, len(counts))
         self.p: list[Any] = [np.full(shape, start_sq if ij == (0, 0) else 0.0) for ij in self.recurrence.order]
         zeros: list[list[Any]] = [[np.zeros(shape) for _ in range(count)] for count in (n, size, size, size, 2)]
@@ -189,7 +189,8 @@ class Walker:
         return self.total(self.p[0])
 
     def stride(self, t: int, doublings: int, hyper: tuple[float, ...]) -> Any:
-        """Take the 2^doublings steps after step t as `take_plain` does, of arrays, at one E g^2 and normalizer: E||w||^2 of every neuron.
+        """Take the 2^doublings (at least two) steps after step t as `take_plain` does, of arrays, at one E g^2 and one normalizer: E||w||^2
+        of every neuron, shape (neuron,).
 
         Given those, a step is linear in the moments: P -> M P + c, and two are M^2 P + (M c + c). They are taken as at the beginning, then
         once more as between both ends; of E g^2 the geometric mean, from which an inverse dependence on the norm finds its fixed point.
@@ -199,10 +200,11 @@ class Walker:
         nothing, units = [0.0] * size, np.eye(size).tolist()
         for _ in range(2):
             if r.plain_normalizer is not None:
-                fresh, level = r.plain_normalizer.of(True)(*hyper, middle, between, 0.0, *held)
-                keep = r.plain_normalizer.of(False)(*hyper, 1, 0.0, 1.0, *nothing)[0]
+                fresh = r.plain_normalizer.of(True)(*hyper, middle, between, 0.0, *held)[0]
+                keep = r.plain_normalizer.of(False)(*hyper, middle, 0.0, 1.0, *nothing)[0]
                 now, self.v = (v * keep**n + fresh * (1 - keep**n) / (1 - keep) for n in ((count + 1) / 2, count))
-                root = level * (now / fresh) ** 0.5
+                square, level = r.plain_normalizer.of(False)(*hyper, middle, 1.0, 1.0, *nothing)
+                root = level * (now / square) ** 0.5
             step = partial(r.plain.of(True), *hyper, middle, root)
             shift = np.array(np.broadcast_arrays(*step(between, 0.0, 0.0, *nothing), *begin)[:size])
             entries = np.broadcast_arrays(*(x for unit in units for x in step(0.0, 0.0, 0.0, *unit)))

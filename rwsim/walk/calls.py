@@ -101,7 +101,9 @@ def add(base: Tensor, y: Tensor, values: Values, out: Tensor) -> Call:
     if base is not out:
         return lambda t: torch.add(base, y, alpha=values[t], out=out)
     axpy, size, x, z = _axpy(out.dtype), out.numel(), y.numpy().reshape(-1), out.numpy().reshape(-1)
-    if axpy is None or size % (2 * _UNROLLED) or size > 2 * _ALONE or not out.is_contiguous() or y is out:
+    apart = y is not out and y.shape == out.shape and y.is_contiguous() and out.is_contiguous()
+    # 0 times what is not finite is nothing to BLAS.
+    if axpy is None or size % (2 * _UNROLLED) or size > 2 * _ALONE or not apart or 0.0 in values:
         return lambda t: out.add_(y, alpha=values[t])
     if size <= _ALONE:
         return lambda t: axpy(x, z, size, values[t])
