@@ -20,7 +20,7 @@ from pathlib import Path
 # `torch._dynamo` is what the first optimizer of a process imports.
 LIBRARIES = [
     "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.checkpoint.state_dict",
-    "sympy.physics.units", "sympy.printing.numpy", "scipy.stats", "scipy.signal", "pydantic", "cyclopts", "rich.table", "matplotlib.pyplot",
+    "sympy.physics.units", "sympy.printing.numpy", "scipy.stats", "pydantic", "cyclopts", "rich.table", "matplotlib.pyplot",
     "xarray", "pytest",
 ]  # fmt: skip
 

@@ -198,12 +198,13 @@ class Walker:
         r, count, begin, v, grad, root = self.recurrence, 2**doublings, self.p, self.v, self.grad_sq(), 1.0
         middle, size, held, between = t + (count + 1) / 2, len(begin), begin, grad
         nothing, units = [0.0] * size, np.eye(size).tolist()
+        if r.plain_normalizer is not None:
+            keep = r.plain_normalizer.of(False)(*hyper, middle, 0.0, 1.0, *nothing)[0]
+            square, level = r.plain_normalizer.of(False)(*hyper, middle, 1.0, 1.0, *nothing)
         for _ in range(2):
             if r.plain_normalizer is not None:
                 fresh = r.plain_normalizer.of(True)(*hyper, middle, between, 0.0, *held)[0]
-                keep = r.plain_normalizer.of(False)(*hyper, middle, 0.0, 1.0, *nothing)[0]
                 now, self.v = (v * keep**n + fresh * (1 - keep**n) / (1 - keep) for n in ((count + 1) / 2, count))
-                square, level = r.plain_normalizer.of(False)(*hyper, middle, 1.0, 1.0, *nothing)
                 root = level * (now / square) ** 0.5
             step = partial(r.plain.of(True), *hyper, middle, root)
             shift = np.array(np.broadcast_arrays(*step(between, 0.0, 0.0, *nothing), *begin)[:size])
